@@ -1,0 +1,2 @@
+//! Both HTTP planes. (stub: being written)
+pub mod wire;

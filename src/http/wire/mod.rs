@@ -1,0 +1,1 @@
+//! The data plane's connection layer. (stub: being written)

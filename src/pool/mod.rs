@@ -1,0 +1,1 @@
+//! The models this server has. (stub: being written)

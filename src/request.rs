@@ -1,0 +1,303 @@
+//! The words of one generation that cross threads: what is asked, what comes back, and the sink
+//! through which it comes.
+//!
+//! Plain data, no thread, no lock. Made by the HTTP side, queued by the scheduler, run by a
+//! runtime. The engine reads token ids only; text exists on the HTTP side and in remote runtimes.
+//! What is *not* here: lifecycle state (`scheduler`), sequences (`engine`), JSON (`http`).
+
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A vocabulary index, `0..vocab_size`.
+pub type TokenId = u32;
+
+/// Identity of one generation: 96 random bits, shown as 24 hex characters.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId([u8; 12]);
+
+impl RequestId {
+    /// A fresh id. Unique within the process (a counter is mixed in), unguessable enough for a
+    /// cancel route (the hasher keys are seeded by the operating system), not a secret.
+    #[must_use]
+    pub fn generate() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let count = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut bytes = [0_u8; 12];
+        bytes[..8].copy_from_slice(&random_u64(count).to_le_bytes());
+        bytes[8..].copy_from_slice(&(count as u32).to_le_bytes());
+        Self(bytes)
+    }
+
+    /// Reads the 24 hex characters that `Display` writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.as_bytes();
+        if text.len() != 24 {
+            return None;
+        }
+        let mut bytes = [0_u8; 12];
+        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+            let high = (pair[0] as char).to_digit(16)?;
+            let low = (pair[1] as char).to_digit(16)?;
+            *byte = (high * 16 + low) as u8;
+        }
+        Some(Self(bytes))
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RequestId({self})")
+    }
+}
+
+/// 64 bits that differ per call and per process; for ids and default seeds, not for secrets.
+#[must_use]
+pub fn random_u64(salt: u64) -> u64 {
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u64(salt);
+    hasher.finish()
+}
+
+/// How the next token is chosen. Defaults are greedy-free OpenAI defaults (temperature 1, no cuts).
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0 = greedy; otherwise logits are divided by it. Range 0..=2 by API check.
+    pub temperature: f32,
+    /// Keep the k most likely tokens; 0 = all.
+    pub top_k: u32,
+    /// Nucleus: keep the smallest set with at least this probability; 1 = all.
+    pub top_p: f32,
+    /// Keep tokens with at least this fraction of the top probability; 0 = all.
+    pub min_p: f32,
+    /// Multiplicative penalty on tokens seen in the last `repeat_last_n`; 1 = off.
+    pub repetition_penalty: f32,
+    /// Window of the repetition penalty in tokens, prompt included; `u32::MAX` = whole context.
+    pub repeat_last_n: u32,
+    /// Subtracted once from every token already generated (OpenAI).
+    pub presence_penalty: f32,
+    /// Subtracted per earlier occurrence among the generated tokens (OpenAI).
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens before anything else.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Same seed, same text, whatever else is in the batch. None = drawn per request.
+    pub seed: Option<u64>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            repeat_last_n: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Always the most likely token.
+    #[must_use]
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            ..Self::default()
+        }
+    }
+}
+
+/// When a generation ends before `max_tokens`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StopRules {
+    /// Text that ends the answer; matched on the consumer's side, where text exists.
+    pub strings: Vec<String>,
+    /// Token ids that end the answer, beside the model's own end-of-generation tokens.
+    pub token_ids: Vec<TokenId>,
+    /// The model's end-of-generation tokens are never sampled.
+    pub ignore_eos: bool,
+    /// No end-of-generation or stop token is sampled before this many tokens.
+    pub min_tokens: u32,
+    /// Keep the matched stop string in the text.
+    pub include_stop_string: bool,
+}
+
+/// One generation as the scheduler and every runtime see it.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    /// Identity in logs, metrics, cancel routes.
+    pub id: RequestId,
+    /// Prompt tokens, special ones included; never empty.
+    pub prompt: Arc<[TokenId]>,
+    /// Most tokens to generate; 0 scores the prompt only.
+    pub max_tokens: u32,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// When to stop.
+    pub stop: StopRules,
+    /// Some(n): report the log-probability of each generated token and of the n likeliest.
+    pub logprobs: Option<u32>,
+    /// Some(n): the same for every prompt token but the first. Disables prefix reuse.
+    pub prompt_logprobs: Option<u32>,
+    /// Loops asked of a looped model; None = the model's default.
+    pub loops: Option<u32>,
+    /// Sliding attention window in tokens; 0 = full attention.
+    pub cache_window: u32,
+    /// Whether blocks computed by earlier requests may be reused.
+    pub reuse_prefix: bool,
+    /// Requests share cached prefixes only within one key (tenant isolation).
+    pub isolation_key: u64,
+}
+
+impl GenerationRequest {
+    /// A request with default sampling and stop rules.
+    #[must_use]
+    pub fn new(prompt: impl Into<Arc<[TokenId]>>, max_tokens: u32) -> Self {
+        Self {
+            id: RequestId::generate(),
+            prompt: prompt.into(),
+            max_tokens,
+            sampling: SamplingParams::default(),
+            stop: StopRules::default(),
+            logprobs: None,
+            prompt_logprobs: None,
+            loops: None,
+            cache_window: 0,
+            reuse_prefix: true,
+            isolation_key: 0,
+        }
+    }
+}
+
+/// Log-probability of a token where it stands, with the likeliest alternatives, best first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token that was chosen (or stands in the prompt).
+    pub token: TokenId,
+    /// Natural log of its probability under the raw model distribution (before sampling cuts).
+    pub logprob: f32,
+    /// At most the asked number, by falling probability.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// Why a generation ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// End-of-generation token, stop token or stop string.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+}
+
+/// Token counts of one generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Prompt tokens whose KV came from the prefix cache.
+    pub cached_tokens: u32,
+    /// Generated tokens; a final end-of-generation token counts.
+    pub completion_tokens: u32,
+    /// Loops the request ran with (1 for ordinary models).
+    pub loops: u32,
+}
+
+/// What a runtime reports about one job, in this order: `PromptLogprobs`?, then `Token`/`Text`*,
+/// then exactly one of `Finished`, `Failed`.
+#[derive(Clone, Debug)]
+pub enum GenerationEvent {
+    /// Log-probabilities of prompt tokens 1.. (asked by `prompt_logprobs`).
+    PromptLogprobs(Vec<TokenLogprob>),
+    /// One generated token (native runtimes). A final end-of-generation token is not sent.
+    Token {
+        /// The token.
+        token: TokenId,
+        /// Present when `logprobs` was asked.
+        logprob: Option<TokenLogprob>,
+    },
+    /// Generated text without ids (remote runtimes).
+    Text(String),
+    /// The generation ended well.
+    Finished {
+        /// Why.
+        reason: FinishReason,
+        /// Final counts.
+        usage: Usage,
+    },
+    /// The generation ended badly, or was cancelled.
+    Failed(RequestError),
+}
+
+/// Why a request that was accepted did not finish.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// By the caller, a hang-up, a cancel route.
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// It waited in the queue beyond its deadline.
+    #[error("the request waited in the queue longer than its deadline")]
+    QueueTimeout,
+    /// The server drains.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// The model is being unloaded.
+    #[error("the model is being unloaded")]
+    ModelUnloading,
+    /// Our bug or a dead replica; the text is for the client, details are in the log.
+    #[error("the model runtime failed: {0}")]
+    Fault(String),
+}
+
+/// The consumer is gone; the producer should stop and drop the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConsumerGone;
+
+/// Where a runtime puts the events of one job. Called on the runtime's own thread; never blocks.
+/// Dropping a sink before `Finished`/`Failed` reports a fault to whoever waits.
+pub trait JobSink: Send {
+    /// Delivers one event. `Err` means that nobody listens any more: treat it as a cancel.
+    fn emit(&mut self, event: GenerationEvent) -> Result<(), ConsumerGone>;
+}
+
+/// One request on its way into a runtime.
+pub struct Job {
+    /// What to generate.
+    pub request: Arc<GenerationRequest>,
+    /// Where the events go.
+    pub sink: Box<dyn JobSink>,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("id", &self.request.id)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_ids_are_24_hex_characters_and_parse_back() {
+        let id = RequestId::generate();
+        assert_eq!(id.to_string().len(), 24);
+        assert_eq!(RequestId::parse(&id.to_string()), Some(id));
+        assert_eq!(RequestId::parse("xyz"), None);
+        assert_ne!(RequestId::generate(), RequestId::generate());
+    }
+}

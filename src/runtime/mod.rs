@@ -1,0 +1,71 @@
+//! The adapter between the scheduler and whatever runs jobs: our engine, a child process, a
+//! remote server, a script for tests.
+//!
+//! A runtime is one replica. It is called from the executor's driver thread and must never block
+//! there. What is not here: queueing, priorities, admission (`scheduler`).
+
+pub mod fake;
+pub mod native;
+
+use crate::request::{Job, RequestId};
+use crate::tokenizer::Tokenizer;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a runtime can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// Jobs it can make progress on at once.
+    pub max_inflight: u32,
+    /// Longest prompt + completion in tokens.
+    pub context_length: u32,
+    /// Tokens of KV its pool holds over all requests; `u64::MAX` when unknown.
+    pub kv_capacity_tokens: u64,
+    /// Whether `cancel` frees the slot at once.
+    pub can_cancel: bool,
+}
+
+/// What a runtime is doing, for metrics, health and the snapshot. Cheap to read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeStatus {
+    /// False after a fault: every submit fails.
+    pub alive: bool,
+    /// Jobs that hold a slot.
+    pub running: u32,
+    /// Jobs accepted and not started.
+    pub waiting: u32,
+    /// KV pages in all, in use by sequences, and kept for reuse only.
+    pub kv_pages_total: u32,
+    /// See above.
+    pub kv_pages_used: u32,
+    /// See above.
+    pub kv_pages_cached: u32,
+    /// Sequences preempted since start.
+    pub preemptions: u64,
+    /// Prompt tokens looked up in the prefix cache since start.
+    pub prefix_queries: u64,
+    /// Prompt tokens found there.
+    pub prefix_hits: u64,
+    /// Rows of the latest quantum.
+    pub batch_rows: u32,
+    /// Quanta run since start.
+    pub quanta: u64,
+    /// Age of the running quantum while work exists; None when idle.
+    pub step_age: Option<Duration>,
+}
+
+/// A replica. Jobs report through their sinks; see [`crate::request::GenerationEvent`].
+pub trait Runtime: Send + Sync {
+    /// What it can hold.
+    fn capability(&self) -> Capability;
+    /// Takes a job. Never blocks; what fails is reported through the sink.
+    fn submit(&self, job: Job);
+    /// Asks a job to end; its sink gets `Failed(Cancelled)` unless it ended before. Unknown ids are ignored.
+    fn cancel(&self, id: RequestId);
+    /// What it is doing.
+    fn status(&self) -> RuntimeStatus;
+    /// The vocabulary of its `Token` events; None when it sends text.
+    fn tokenizer(&self) -> Option<Arc<Tokenizer>>;
+    /// Ends its thread after failing what is left. Idempotent; joins.
+    fn shutdown(&self);
+}

@@ -1,0 +1,1 @@
+//! The request scheduler. (stub: being written)
