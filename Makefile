@@ -1,0 +1,49 @@
+# tinyloop: `make help` lists what there is.
+.DEFAULT_GOAL := help
+.PHONY: help build model run check test test-debug test-release test-client bench load clean
+
+DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL ?= $(DEMO)
+PORT  ?= 8080
+BIN   := target/release/tinyloop
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+build: ## the release binary, target/release/tinyloop
+	cargo build --release --bin tinyloop
+
+model: ## fetch the demo model once (SmolLM2-135M-Instruct Q4_1, 98 MB)
+	@tests/scripts/fetch_demo_model.sh $(DEMO)
+
+ifeq ($(MODEL),$(DEMO))
+NEEDS_MODEL := model
+endif
+
+run: build $(NEEDS_MODEL) ## serve the demo model, or MODEL=/path/x.gguf, on 127.0.0.1:8080 (PORT=..)
+	@exec $(BIN) serve --model $(MODEL) --port $(PORT) $(ARGS)
+
+check: ## format, lints and docs, warnings as errors
+	cargo fmt --check
+	cargo clippy --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --quiet
+
+test: check model test-debug test-release test-client ## everything that must pass before a commit lands
+
+test-debug: model ## all tests with assertions and overflow checks on
+	cargo test --quiet
+
+test-release: model ## the heavy tests on the real model, optimized
+	cargo test --release --quiet --test demo_model
+
+test-client: build model ## the official openai Python client against a running server
+	tests/scripts/openai_client.sh $(BIN) $(DEMO)
+
+bench: build model ## speed of this build, then ratios against llama-server in the same run
+	tests/scripts/bench.sh $(BIN) $(MODEL)
+
+load: build model ## wrk and streaming clients against a running server
+	tests/scripts/load.sh $(BIN) $(MODEL)
+
+clean: ## remove everything that was built or fetched
+	cargo clean
