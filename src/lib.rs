@@ -2,6 +2,7 @@
 //!
 //! (being written)
 pub mod backend;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod dtype;
