@@ -1,18 +1,86 @@
-//! tinyloop: an LLM inference server in one binary. This page is the map of the code.
+//! # tinyloop: the map of the code
 //!
-//! (being written)
-pub mod backend;
+//! An LLM inference server in one binary: plain threads, no async runtime. A scheduler stands
+//! between HTTP and every model; depth (how often a looped model runs its core) is one of the
+//! resources it schedules. Start here, then read the modules in the order in which they are
+//! declared below: it is the order in which a request meets them, not the alphabet.
+//!
+//! ## The life of a request
+//!
+//! 1. The **poll thread** (`http/wire/poll`) accepts the connection, frames the bytes strictly
+//!    and puts the *complete* request on a bounded queue.
+//! 2. An **HTTP worker** (`http/openai`) parses the JSON, renders the chat template, tokenizes
+//!    (`tokenizer`) and builds one [`request::GenerationRequest`].
+//! 3. It submits to the model's [`scheduler::Executor`] (found in the `pool`): `admission`
+//!    decides, purely, whether the request is queued or refused with a reason.
+//! 4. The executor's **driver thread** (`scheduler/driver`) hands the job to the replica with the
+//!    fewest jobs in flight, through the [`runtime::Runtime`] trait.
+//! 5. The replica's **engine thread** (`engine/step`) turns it into a sequence. Each *quantum*
+//!    takes commands, asks `engine/batch` which rows run, asks `model/forward` for one pass of one
+//!    segment over them, samples, commits.
+//! 6. `model/forward` calls the operations of a [`backend::Backend`]: `reference` (the scalar
+//!    oracle) or `cpu` (worker threads, AVX2 or AVX-512).
+//! 7. Each token goes through a channel straight back to the HTTP worker that waits; there it
+//!    becomes text (`tokenizer::TextStream`), one SSE event, one chunk, one flush.
+//! 8. The end (or a cancel, a hang-up, a fault) goes to the driver as well, which counts it and
+//!    dispatches the next job.
+//!
+//! ## Layers
+//!
+//! A file uses only lower ranks; `tests/tidy.rs` fails otherwise.
+//!
+//! | rank | where | what |
+//! |---|---|---|
+//! | 80 | `server`, `cli` | wiring and subcommands: build the pool and HTTP, own the threads, stop them in reverse order |
+//! | 70 | `http` | `wire` (connections), `openai`, `ops`, `management` (tiny_http); one table from error to status |
+//! | 60 | `pool` | the public models and how they are loaded |
+//! | 50 | `scheduler` | executor, lifecycle, queue, admission (pure), driver, replica choice (pure), metrics |
+//! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `fake` (scripted, for tests) |
+//! | 30 | `engine` | step loop, batch (pure), sequences, paged KV with prefix reuse, sampler |
+//! | 20 | `model`, `tokenizer` | architecture table, plan (the only file that knows loops), weights, forward; text and templates |
+//! | 10 | `format`, `backend` | GGUF; the operations of a step and their kernels |
+//! | 0 | `request`, `error`, `dtype`, `clock`, `config` | words that cross threads, every limit |
+//!
+//! ## Threads
+//!
+//! | name | how many | owns |
+//! |---|---|---|
+//! | `main` | 1 | start, signals, stop in reverse order |
+//! | `http-poll` | 1 | the data plane's listeners and every connection no worker is using |
+//! | `http-worker-N` | `http_workers` | one request at a time; a stream holds its worker |
+//! | `http-ops-N` | 2 | `/health`, `/ready`, `/metrics`, so that they answer when all workers are busy |
+//! | `management` | a few | the management plane (tiny_http, loopback) |
+//! | `driver-MODEL` | 1 per model | dispatch and completion of that model's queue |
+//! | `engine-MODEL` | 1 per native replica | backend, KV pool, sequences |
+//! | `cpu-N` | `threads - 1` per CPU backend | nothing: they compute what the engine thread asks |
+//!
+//! ## Invariants worth knowing
+//!
+//! * The engine sees tokens, never text; HTTP sees `pool` handles, never an engine.
+//! * A row's arithmetic depends on its own sequence only, so a batch, a chunked prompt, a prefix
+//!   hit and a preemption give bit-identical tokens on the CPU.
+//! * Every queue, body, wait and thread count has a limit with a field in `config`.
+//! * Terminal states always reach the waiter; dropping a ticket or a stream cancels.
+
+pub mod request;
+
 pub mod cli;
+
+pub mod http;
+pub mod pool;
+pub mod scheduler;
+
+pub mod runtime;
+
+pub mod engine;
+
+pub mod model;
+pub mod tokenizer;
+
+pub mod backend;
+pub mod format;
+
 pub mod clock;
 pub mod config;
 pub mod dtype;
-pub mod engine;
 pub mod error;
-pub mod format;
-pub mod http;
-pub mod model;
-pub mod pool;
-pub mod request;
-pub mod runtime;
-pub mod scheduler;
-pub mod tokenizer;

@@ -72,7 +72,11 @@ fn rust_files(folder: &str) -> Vec<(String, String)> {
     walk(&root().join(folder), &mut paths);
     paths.sort();
     let named = |path: PathBuf| {
-        let name = path.strip_prefix(root()).expect("found below the root").display().to_string();
+        let name = path
+            .strip_prefix(root())
+            .expect("found below the root")
+            .display()
+            .to_string();
         (name, fs::read_to_string(&path).expect("source is UTF-8"))
     };
     paths.into_iter().map(named).collect()
@@ -102,7 +106,10 @@ fn top_module(path: &str) -> &str {
 }
 
 fn rank(module: &str) -> Option<u32> {
-    RANKS.iter().find(|(name, _)| *name == module).map(|(_, rank)| *rank)
+    RANKS
+        .iter()
+        .find(|(name, _)| *name == module)
+        .map(|(_, rank)| *rank)
 }
 
 /// Modules named right after `crate::` in a line; `crate::{a, b::c}` gives both.
@@ -110,12 +117,20 @@ fn crate_paths(line: &str) -> Vec<String> {
     let mut found = Vec::new();
     for part in line.split("crate::").skip(1) {
         let names: Vec<&str> = match part.strip_prefix('{') {
-            Some(group) => group.split('}').next().unwrap_or_default().split(',').collect(),
+            Some(group) => group
+                .split('}')
+                .next()
+                .unwrap_or_default()
+                .split(',')
+                .collect(),
             None => vec![part],
         };
         for name in names {
-            let word: String =
-                name.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let word: String = name
+                .trim()
+                .chars()
+                .take_while(|c| c.is_alphanumeric() || *c == '_')
+                .collect();
             found.push(word);
         }
     }
@@ -125,14 +140,18 @@ fn crate_paths(line: &str) -> Vec<String> {
 fn layer_faults(path: &str, text: &str) -> Vec<String> {
     let own = top_module(path);
     let Some(own_rank) = rank(own) else {
-        return vec![format!("{path}: module `{own}` has no rank in tests/tidy.rs")];
+        return vec![format!(
+            "{path}: module `{own}` has no rank in tests/tidy.rs"
+        )];
     };
     let mut faults = Vec::new();
     for (number, line) in code_lines(without_tests(text)) {
         for module in crate_paths(line) {
             let Some(used) = rank(&module) else { continue };
             if module != own && used >= own_rank && own != "lib" {
-                faults.push(format!("{path}:{number}: `{own}` may not use `{module}` (same or higher rank)"));
+                faults.push(format!(
+                    "{path}:{number}: `{own}` may not use `{module}` (same or higher rank)"
+                ));
             }
         }
     }
@@ -155,11 +174,16 @@ fn functions(text: &str) -> Vec<(String, usize, usize)> {
             continue;
         }
         let name = words.next().unwrap_or_default();
-        let name: String = name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        let name: String = name
+            .chars()
+            .take_while(|c| c.is_alphanumeric() || *c == '_')
+            .collect();
         let close = format!("{}}}", " ".repeat(indent));
         let body = &lines[start..];
         let opens = body.iter().position(|l| l.trim_end().ends_with('{'));
-        let ends = body.iter().position(|l| l.trim_end().ends_with(';') && l.len() > indent);
+        let ends = body
+            .iter()
+            .position(|l| l.trim_end().ends_with(';') && l.len() > indent);
         let Some(opens) = opens else { continue };
         if ends.is_some_and(|ends| ends < opens) {
             continue; // a declaration without a body
@@ -174,15 +198,23 @@ fn functions(text: &str) -> Vec<(String, usize, usize)> {
 fn length_faults(path: &str, text: &str) -> Vec<String> {
     let text = without_tests(text);
     let is_kernel_file = KERNEL_FILES.iter().any(|prefix| path.starts_with(prefix));
-    let max = if is_kernel_file { KERNEL_LINES_MAX } else { FUNCTION_LINES_MAX };
+    let max = if is_kernel_file {
+        KERNEL_LINES_MAX
+    } else {
+        FUNCTION_LINES_MAX
+    };
     let mut faults: Vec<String> = functions(text)
         .into_iter()
         .filter(|(_, _, length)| *length > max)
-        .map(|(name, line, length)| format!("{path}:{line}: fn {name} has {length} lines, at most {max}"))
+        .map(|(name, line, length)| {
+            format!("{path}:{line}: fn {name} has {length} lines, at most {max}")
+        })
         .collect();
     let n_lines = text.lines().count();
     if n_lines > FILE_LINES_MAX {
-        faults.push(format!("{path}: {n_lines} lines without tests, at most {FILE_LINES_MAX}"));
+        faults.push(format!(
+            "{path}: {n_lines} lines without tests, at most {FILE_LINES_MAX}"
+        ));
     }
     faults
 }
@@ -191,13 +223,37 @@ fn ban_faults(path: &str, text: &str) -> Vec<String> {
     let text = without_tests(text);
     let in_any = |prefixes: &[&str]| prefixes.iter().any(|prefix| path.starts_with(prefix));
     let bans: [(&str, bool, &str); 7] = [
-        ("tiny_http", in_any(&["src/http/management"]), "tiny_http belongs to http/management"),
-        ("cudarc", in_any(&["src/backend/cuda"]), "cudarc belongs to backend/cuda"),
-        ("unsafe ", in_any(&["src/backend/", "src/format/"]), "unsafe belongs to backend/ and format/"),
-        ("thread::spawn(", false, "a thread needs a name: use thread::Builder"),
-        ("unbounded(", in_any(UNBOUNDED_FILES), "unbounded channel outside the short list"),
+        (
+            "tiny_http",
+            in_any(&["src/http/management"]),
+            "tiny_http belongs to http/management",
+        ),
+        (
+            "cudarc",
+            in_any(&["src/backend/cuda"]),
+            "cudarc belongs to backend/cuda",
+        ),
+        (
+            "unsafe ",
+            in_any(&["src/backend/", "src/format/"]),
+            "unsafe belongs to backend/ and format/",
+        ),
+        (
+            "thread::spawn(",
+            false,
+            "a thread needs a name: use thread::Builder",
+        ),
+        (
+            "unbounded(",
+            in_any(UNBOUNDED_FILES),
+            "unbounded channel outside the short list",
+        ),
         ("println!", in_any(&["src/cli"]), "printing belongs to cli"),
-        ("process::exit", in_any(&["src/main.rs", "src/server.rs"]), "only main and server may exit"),
+        (
+            "process::exit",
+            in_any(&["src/main.rs", "src/server.rs"]),
+            "only main and server may exit",
+        ),
     ];
     let mut faults = Vec::new();
     for (number, line) in code_lines(text) {
@@ -214,17 +270,26 @@ fn doc_faults(path: &str, text: &str) -> Vec<String> {
     if text.starts_with("//!") {
         Vec::new()
     } else {
-        vec![format!("{path}: does not open with a `//!` that says what it is and what it is not")]
+        vec![format!(
+            "{path}: does not open with a `//!` that says what it is and what it is not"
+        )]
     }
 }
 
 fn assert_none(faults: &[String]) {
-    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+    assert!(
+        faults.is_empty(),
+        "{} faults:\n{}",
+        faults.len(),
+        faults.join("\n")
+    );
 }
 
 fn check_sources(folder: &str, check: fn(&str, &str) -> Vec<String>) {
-    let faults: Vec<String> =
-        rust_files(folder).iter().flat_map(|(path, text)| check(path, text)).collect();
+    let faults: Vec<String> = rust_files(folder)
+        .iter()
+        .flat_map(|(path, text)| check(path, text))
+        .collect();
     assert_none(&faults);
 }
 
@@ -252,12 +317,19 @@ fn every_file_says_what_it_is() {
 #[test]
 fn no_async_runtime_and_a_small_dependency_tree() {
     let lock = fs::read_to_string(root().join("Cargo.lock")).expect("Cargo.lock is committed");
-    let names: Vec<&str> = lock.lines().filter_map(|l| l.strip_prefix("name = \"")).collect();
+    let names: Vec<&str> = lock
+        .lines()
+        .filter_map(|l| l.strip_prefix("name = \""))
+        .collect();
     for name in &names {
         let name = name.trim_end_matches('"');
         assert!(!BANNED_CRATES.contains(&name), "Cargo.lock holds {name}");
     }
-    assert!(names.len() <= CRATES_MAX, "{} crates, at most {CRATES_MAX}", names.len());
+    assert!(
+        names.len() <= CRATES_MAX,
+        "{} crates, at most {CRATES_MAX}",
+        names.len()
+    );
 }
 
 /// The repository stands alone: no tracked text names a folder of the machine it was written on.
@@ -267,7 +339,10 @@ fn no_text_points_outside_the_repository() {
     let mut faults = Vec::new();
     let mut texts = [rust_files("src"), rust_files("tests")].concat();
     for name in ["README.md", "Makefile", "Cargo.toml", ".ci/run"] {
-        texts.push((name.to_string(), fs::read_to_string(root().join(name)).unwrap_or_default()));
+        texts.push((
+            name.to_string(),
+            fs::read_to_string(root().join(name)).unwrap_or_default(),
+        ));
     }
     for entry in fs::read_dir(root().join("tests/scripts")).expect("tests/scripts exists") {
         let path = entry.expect("a directory entry can be read").path();
@@ -290,14 +365,35 @@ fn no_text_points_outside_the_repository() {
 
 #[test]
 fn the_checks_can_fail() {
-    assert_eq!(layer_faults("src/model/x.rs", "use crate::engine::Step;").len(), 1);
-    assert_eq!(layer_faults("src/model/x.rs", "use crate::{dtype, http::Y};").len(), 1);
-    assert_eq!(layer_faults("src/model/x.rs", "use crate::backend::Pass;").len(), 0);
+    assert_eq!(
+        layer_faults("src/model/x.rs", "use crate::engine::Step;").len(),
+        1
+    );
+    assert_eq!(
+        layer_faults("src/model/x.rs", "use crate::{dtype, http::Y};").len(),
+        1
+    );
+    assert_eq!(
+        layer_faults("src/model/x.rs", "use crate::backend::Pass;").len(),
+        0
+    );
     let long = format!("fn a() {{\n{}}}\n", "    x();\n".repeat(70));
     assert_eq!(length_faults("src/model/x.rs", &long).len(), 1);
-    assert_eq!(ban_faults("src/model/x.rs", "let x = unsafe { y };").len(), 1);
-    assert_eq!(ban_faults("src/model/x.rs", "    std::thread::spawn(|| ());").len(), 1);
+    assert_eq!(
+        ban_faults("src/model/x.rs", "let x = unsafe { y };").len(),
+        1
+    );
+    assert_eq!(
+        ban_faults("src/model/x.rs", "    std::thread::spawn(|| ());").len(),
+        1
+    );
     assert_eq!(doc_faults("src/model/x.rs", "use a;").len(), 1);
-    assert_eq!(functions("impl A {\n    fn b(&self) {\n        c\n    }\n}\n"), [("b".into(), 2, 3)]);
-    assert_eq!(functions("trait A {\n    fn b(&self);\n    fn c() {\n    }\n}\n").len(), 1);
+    assert_eq!(
+        functions("impl A {\n    fn b(&self) {\n        c\n    }\n}\n"),
+        [("b".into(), 2, 3)]
+    );
+    assert_eq!(
+        functions("trait A {\n    fn b(&self);\n    fn c() {\n    }\n}\n").len(),
+        1
+    );
 }
