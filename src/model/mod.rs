@@ -1,15 +1,26 @@
-//! What a model file means: architecture table, spec, plan, weights, forward. (stub: being written)
+//! What a model file means: architecture table, spec, plan, weights, forward.
 //!
-//! Runs on the engine thread (forward) and on a loader thread (load). No KV allocation, no sampling.
+//! Runs on the engine thread (forward) and on a loader thread (load). A model is immutable once
+//! loaded. What is not here: KV allocation and sampling (`engine`), arithmetic (`backend`).
+//!
+//! ```text
+//! Gguf ─► spec (through architectures, rope) ─► plan ─► weights (names table, checks) ─► Model
+//! Model + Pass ─► forward::run_pass ─► logits
+//! ```
+
+pub mod architectures;
 pub mod forward;
 pub mod plan;
+pub mod rope;
 pub mod spec;
+#[doc(hidden)]
+pub mod testing;
 pub mod weights;
 
-pub use plan::Plan;
+pub use plan::{Plan, Segment, Stage};
 pub use spec::ModelSpec;
 
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, StateGeometry};
 use crate::format::{FormatError, Gguf};
 
 /// Why a model cannot be loaded.
@@ -24,9 +35,13 @@ pub enum ModelError {
     /// An architecture we do not know; the text lists the known ones.
     #[error("{0}")]
     Unknown(String),
+    /// A known architecture with a feature we do not compute; the text names the key or tensor.
+    #[error("{0}")]
+    Unsupported(String),
 }
 
 /// A loaded model: what it is, how its segments run, and the ids of its weights in a backend.
+#[derive(Clone, Debug)]
 pub struct Model {
     /// Sizes and switches.
     pub spec: ModelSpec,
@@ -42,10 +57,41 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 impl Model {
     /// Reads spec and weights; each tensor is handed to the backend once.
     pub fn load(
-        _file: &Gguf,
-        _backend: &mut dyn Backend,
-        _progress: Progress<'_>,
+        file: &Gguf,
+        backend: &mut dyn Backend,
+        progress: Progress<'_>,
     ) -> Result<Self, ModelError> {
-        unimplemented!()
+        let spec = ModelSpec::from_gguf(file)?;
+        let plan = Plan::ordinary(spec.n_layers);
+        let weights = weights::ModelWeights::load(&spec, &plan, file, backend, progress)?;
+        Ok(Self {
+            spec,
+            plan,
+            weights,
+        })
+    }
+
+    /// The state a backend must allocate for this model. `max_context` is in tokens.
+    #[must_use]
+    pub fn geometry(
+        &self,
+        max_rows: usize,
+        n_slots: usize,
+        n_pages: usize,
+        max_context: usize,
+    ) -> StateGeometry {
+        StateGeometry {
+            max_rows,
+            n_slots,
+            d_model: self.spec.d_model as usize,
+            n_heads: self.spec.n_heads as usize,
+            n_kv_heads: self.spec.n_kv_heads as usize,
+            head_dim: self.spec.head_dim as usize,
+            d_ff: self.spec.d_ff as usize,
+            vocab_size: self.spec.vocab_size as usize,
+            layers_per_page: self.plan.layers_per_page(),
+            n_pages,
+            max_context,
+        }
     }
 }

@@ -1,5 +1,11 @@
-//! Sizes and switches of a model, read from metadata through the architecture table. (stub)
+//! Sizes and switches of a model, read from metadata through the architecture table.
+//!
+//! Pure data once read. Everything that differs between models is a field here, so that
+//! `weights`, `forward` and the backends have no case for an architecture's name.
+
 use super::ModelError;
+use super::architectures::{self, Architecture};
+use super::rope::RopeSpec;
 use crate::format::Gguf;
 
 /// Sizes and switches. Everything that differs between architectures is a field here.
@@ -19,7 +25,7 @@ pub struct ModelSpec {
     pub n_layers: u32,
     /// Query heads.
     pub n_heads: u32,
-    /// Key/value heads.
+    /// Key/value heads; divides `n_heads`.
     pub n_kv_heads: u32,
     /// Width of a head.
     pub head_dim: u32,
@@ -29,11 +35,221 @@ pub struct ModelSpec {
     pub epsilon: f32,
     /// Sliding window in tokens, 0 = full attention.
     pub window: u32,
+    /// Factor on q·k before the softmax, usually `1/sqrt(head_dim)`.
+    pub attention_scale: f32,
+    /// Rotary embedding.
+    pub rope: RopeSpec,
+    /// Every n-th layer has no rotary embedding; 0 = all layers have it.
+    pub nope_interval: u32,
+    /// q, k and v must have biases.
+    pub needs_qkv_bias: bool,
+    /// Query and key heads have an RMS norm of their own.
+    pub has_qk_norm: bool,
+    /// The logits are computed with the embedding table: the file has no `output.weight`.
+    pub tied_embeddings: bool,
+    /// Name of the norm before the feed-forward network within a block.
+    pub feed_forward_norm: &'static str,
+    /// Bytes of all tensors in the file.
+    pub weight_bytes: u64,
+}
+
+/// Bytes a model needs at a context length, for `inspect`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryNeeded {
+    /// Weights as stored.
+    pub weight_bytes: u64,
+    /// f16 keys and values of one sequence that fills the context.
+    pub kv_bytes: u64,
+    /// Their sum; scratch, which grows with rows per quantum, is not in it.
+    pub total_bytes: u64,
 }
 
 impl ModelSpec {
     /// Reads it; errors name the key.
-    pub fn from_gguf(_file: &Gguf) -> Result<Self, ModelError> {
-        unimplemented!()
+    pub fn from_gguf(file: &Gguf) -> Result<Self, ModelError> {
+        let row = known_architecture(file)?;
+        refuse_unsupported(file, row.name)?;
+        let key = |suffix: &str| format!("{}.{suffix}", row.name);
+        let size = |suffix: &str| positive(file, &key(suffix));
+        let d_model = size("embedding_length")?;
+        let n_heads = size("attention.head_count")?;
+        let n_kv_heads = file
+            .optional_u32(&key("attention.head_count_kv"))?
+            .unwrap_or(n_heads);
+        let head_dim = head_dim(file, row.name, d_model, n_heads)?;
+        if n_kv_heads == 0 || n_heads % n_kv_heads != 0 {
+            return Err(file
+                .invalid(format!(
+                    "{} is {n_kv_heads}; it must divide the {n_heads} query heads",
+                    key("attention.head_count_kv")
+                ))
+                .into());
+        }
+        let context_length = size("context_length")?;
+        let window = if row.reads_window {
+            file.optional_u32(&key("attention.sliding_window"))?
+        } else {
+            None
+        };
+        let name = file.optional_str("general.name")?.unwrap_or(row.name);
+        Ok(Self {
+            architecture: row.name.to_owned(),
+            name: name.to_owned(),
+            context_length,
+            d_model,
+            d_ff: size("feed_forward_length")?,
+            n_layers: size("block_count")?,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            vocab_size: vocab_size(file)?,
+            epsilon: epsilon(file, &key("attention.layer_norm_rms_epsilon"))?,
+            window: window.unwrap_or(0),
+            attention_scale: file
+                .optional_f32(&key("attention.scale"))?
+                .filter(|scale| *scale != 0.0)
+                .unwrap_or(1.0 / (head_dim as f32).sqrt()),
+            rope: RopeSpec::from_gguf(file, row.name, row.rope_pairs, head_dim, context_length)?,
+            nope_interval: row.nope_interval,
+            needs_qkv_bias: row.needs_qkv_bias,
+            has_qk_norm: row.has_qk_norm,
+            tied_embeddings: file.tensor("output.weight").is_none(),
+            feed_forward_norm: row.feed_forward_norm,
+            weight_bytes: file
+                .tensors()
+                .iter()
+                .map(|tensor| tensor.file_range.len() as u64)
+                .sum(),
+        })
+    }
+
+    /// Whether the block rotates queries and keys.
+    #[must_use]
+    pub fn rotates(&self, block: u32) -> bool {
+        self.nope_interval == 0 || !(block + 1).is_multiple_of(self.nope_interval)
+    }
+
+    /// Bytes of f16 keys and values per token, all blocks used once.
+    #[must_use]
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        let (keys_and_values, f16_bytes) = (2, 2);
+        keys_and_values
+            * f16_bytes
+            * u64::from(self.n_layers)
+            * u64::from(self.n_kv_heads)
+            * u64::from(self.head_dim)
+    }
+
+    /// Bytes needed by one sequence of `context` tokens.
+    #[must_use]
+    pub fn memory_needed(&self, context: u32) -> MemoryNeeded {
+        let kv_bytes = self.kv_bytes_per_token() * u64::from(context);
+        MemoryNeeded {
+            weight_bytes: self.weight_bytes,
+            kv_bytes,
+            total_bytes: self.weight_bytes + kv_bytes,
+        }
+    }
+}
+
+fn known_architecture(file: &Gguf) -> Result<&'static Architecture, ModelError> {
+    let name = file.str("general.architecture")?;
+    architectures::find(name).ok_or_else(|| {
+        ModelError::Unknown(format!(
+            "architecture \"{name}\" is not supported; the known ones are {}",
+            architectures::known_names()
+        ))
+    })
+}
+
+/// Keys whose presence (other than with a neutral value) changes the maths of the shared block.
+/// Ignoring one would load a model that talks nonsense.
+fn refuse_unsupported(file: &Gguf, architecture: &str) -> Result<(), ModelError> {
+    let neutral_values = [
+        ("expert_count", 0.0, "mixtures of experts"),
+        ("attention.clamp_kqv", 0.0, "clamped queries and keys"),
+        ("attn_logit_softcapping", 0.0, "capped attention logits"),
+        ("final_logit_softcapping", 0.0, "capped logits"),
+        ("logit_scale", 1.0, "scaled logits"),
+        ("residual_scale", 1.0, "scaled residuals"),
+        ("embedding_scale", 1.0, "scaled embeddings"),
+    ];
+    for (suffix, neutral, what) in neutral_values {
+        let key = format!("{architecture}.{suffix}");
+        let value = match suffix {
+            "expert_count" => file.optional_u32(&key)?.map(|count| count as f32),
+            _ => file.optional_f32(&key)?,
+        };
+        if let Some(value) = value.filter(|value| *value != neutral && *value != 0.0) {
+            return Err(ModelError::Unsupported(format!(
+                "{key} is {value}: {what} are not supported"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A size that may not be 0 and stays far from any overflow of products.
+fn positive(file: &Gguf, key: &str) -> Result<u32, ModelError> {
+    const LARGEST: u32 = 1 << 24;
+    match file.u32(key)? {
+        value if (1..=LARGEST).contains(&value) => Ok(value),
+        value => {
+            let reason = format!("{key} is {value}; it must be within 1..={LARGEST}");
+            Err(file.invalid(reason).into())
+        }
+    }
+}
+
+fn head_dim(
+    file: &Gguf,
+    architecture: &str,
+    d_model: u32,
+    n_heads: u32,
+) -> Result<u32, ModelError> {
+    let key_length = format!("{architecture}.attention.key_length");
+    let value_length = format!("{architecture}.attention.value_length");
+    let head_dim = match file.optional_u32(&key_length)? {
+        Some(width) => width,
+        None if d_model.is_multiple_of(n_heads) => d_model / n_heads,
+        None => {
+            let reason = format!(
+                "{key_length} is missing and {n_heads} heads do not divide the width {d_model}"
+            );
+            return Err(file.invalid(reason).into());
+        }
+    };
+    if head_dim == 0 || head_dim > 4096 {
+        let reason = format!("{key_length} is {head_dim}; it must be within 1..=4096");
+        return Err(file.invalid(reason).into());
+    }
+    match file.optional_u32(&value_length)? {
+        Some(width) if width != head_dim => Err(ModelError::Unsupported(format!(
+            "{value_length} is {width}, but keys are {head_dim} wide; they must be equal"
+        ))),
+        _ => Ok(head_dim),
+    }
+}
+
+fn vocab_size(file: &Gguf) -> Result<u32, ModelError> {
+    let name = "token_embd.weight";
+    let rows = file
+        .tensor(name)
+        .ok_or_else(|| file.invalid(format!("tensor {name} is missing")))?
+        .dims
+        .get(1)
+        .and_then(|rows| u32::try_from(*rows).ok());
+    rows.filter(|rows| *rows > 0).ok_or_else(|| {
+        let reason = format!("tensor {name} must have two dimensions, the second the vocabulary");
+        file.invalid(reason).into()
+    })
+}
+
+fn epsilon(file: &Gguf, key: &str) -> Result<f32, ModelError> {
+    match file.f32(key)? {
+        value if value.is_finite() && (0.0..1.0).contains(&value) => Ok(value),
+        value => Err(file
+            .invalid(format!("{key} is {value}; it must be within 0..1"))
+            .into()),
     }
 }

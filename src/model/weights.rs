@@ -1,4 +1,330 @@
-//! Ids of a model's weights in its backend. (stub)
+//! The names table, and from it the ids of a model's weights in its backend.
+//!
+//! Runs once, on the thread that loads. Every tensor the spec asks for is checked before the first
+//! one is copied; then each is handed to the backend once and the result is the list of operations
+//! that `forward` runs. A tensor that no rule names is an error too: a model whose file holds more
+//! than we compute would talk nonsense.
 
-/// Ids of all weights.
-pub struct ModelWeights {}
+use super::plan::Plan;
+use super::spec::ModelSpec;
+use super::{ModelError, Progress};
+use crate::backend::{
+    AttendOp, AttentionOutputOp, Backend, FeedForwardOp, Linear, LogitsOp, MatrixId, QkvOp, RopeId,
+    TensorData, VectorId,
+};
+use crate::format::{FormatError, Gguf};
+
+/// Ids of all weights, arranged as operations.
+#[derive(Clone, Debug)]
+pub struct ModelWeights {
+    /// (vocab_size, d_model)
+    pub embedding: MatrixId,
+    /// The file's blocks in order.
+    pub blocks: Vec<Block>,
+    /// Final norm and output projection.
+    pub logits: LogitsOp,
+}
+
+/// One block: its four operations.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Norm, projections, rotation, KV write.
+    pub qkv: QkvOp,
+    /// Softmax over the sequence.
+    pub attend: AttendOp,
+    /// Output projection, added to the residual stream.
+    pub attention_output: AttentionOutputOp,
+    /// Norm, gated network, added to the residual stream.
+    pub feed_forward: FeedForwardOp,
+}
+
+/// Where tensors come from: a container, or random numbers in tests.
+pub trait TensorSource {
+    /// Names and shapes `(n_out, n_in)` of everything there is; vectors have `n_out` 1.
+    fn shapes(&self) -> Vec<(String, Vec<u64>)>;
+    /// A tensor as a matrix.
+    fn matrix(&self, name: &str) -> Result<TensorData<'_>, FormatError>;
+    /// A tensor as f32 values.
+    fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError>;
+    /// An error that carries the source's name.
+    fn invalid(&self, reason: String) -> FormatError;
+}
+
+impl TensorSource for Gguf {
+    fn shapes(&self) -> Vec<(String, Vec<u64>)> {
+        self.tensors()
+            .iter()
+            .map(|tensor| (tensor.name.clone(), tensor.dims.clone()))
+            .collect()
+    }
+    fn matrix(&self, name: &str) -> Result<TensorData<'_>, FormatError> {
+        self.data(name)
+    }
+    fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError> {
+        Gguf::vector(self, name)
+    }
+    fn invalid(&self, reason: String) -> FormatError {
+        Gguf::invalid(self, reason)
+    }
+}
+
+/// One line of the names table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorRule {
+    /// Name in the file.
+    pub name: String,
+    /// In the file's order: `[n_in, n_out]` for a matrix, `[length]` for a vector.
+    pub dims: Vec<u64>,
+    /// Whether a model without it is broken.
+    pub required: bool,
+}
+
+/// Every tensor a model of this spec may have.
+#[must_use]
+pub fn tensor_rules(spec: &ModelSpec) -> Vec<TensorRule> {
+    let [d_model, d_ff, vocab, head_dim] =
+        [spec.d_model, spec.d_ff, spec.vocab_size, spec.head_dim].map(u64::from);
+    let d_q = u64::from(spec.n_heads) * head_dim;
+    let d_kv = u64::from(spec.n_kv_heads) * head_dim;
+    let mut rules = Vec::new();
+    let mut rule = |name: String, dims: &[u64], required: bool| {
+        rules.push(TensorRule {
+            name,
+            dims: dims.to_vec(),
+            required,
+        });
+    };
+    rule("token_embd.weight".into(), &[d_model, vocab], true);
+    rule("output_norm.weight".into(), &[d_model], true);
+    rule("output.weight".into(), &[d_model, vocab], false);
+    rule("output.bias".into(), &[vocab], false);
+    let n_pairs = u64::from(spec.rope.n_rotated / 2);
+    rule("rope_freqs.weight".into(), &[n_pairs], false);
+    for block in 0..spec.n_layers {
+        let name = |suffix: &str| format!("blk.{block}.{suffix}");
+        rule(name("attn_norm.weight"), &[d_model], true);
+        rule(name("attn_q.weight"), &[d_model, d_q], true);
+        rule(name("attn_k.weight"), &[d_model, d_kv], true);
+        rule(name("attn_v.weight"), &[d_model, d_kv], true);
+        rule(name("attn_q.bias"), &[d_q], spec.needs_qkv_bias);
+        rule(name("attn_k.bias"), &[d_kv], spec.needs_qkv_bias);
+        rule(name("attn_v.bias"), &[d_kv], spec.needs_qkv_bias);
+        if spec.has_qk_norm {
+            rule(name("attn_q_norm.weight"), &[head_dim], true);
+            rule(name("attn_k_norm.weight"), &[head_dim], true);
+        }
+        rule(name("attn_output.weight"), &[d_q, d_model], true);
+        rule(name("attn_output.bias"), &[d_model], false);
+        let norm = format!("{}.weight", spec.feed_forward_norm);
+        rule(name(&norm), &[d_model], true);
+        rule(name("ffn_gate.weight"), &[d_model, d_ff], true);
+        rule(name("ffn_up.weight"), &[d_model, d_ff], true);
+        rule(name("ffn_down.weight"), &[d_ff, d_model], true);
+        rule(name("ffn_gate.bias"), &[d_ff], false);
+        rule(name("ffn_up.bias"), &[d_ff], false);
+        rule(name("ffn_down.bias"), &[d_model], false);
+    }
+    rules
+}
+
+/// Checks every tensor against the rules: presence, shape, nothing left over.
+fn check(spec: &ModelSpec, source: &dyn TensorSource) -> Result<(), ModelError> {
+    use std::collections::HashMap;
+    let mut found: HashMap<String, Vec<u64>> = source.shapes().into_iter().collect();
+    let mut missing = Vec::new();
+    for rule in tensor_rules(spec) {
+        match found.remove(&rule.name) {
+            Some(dims) if dims == rule.dims => {}
+            Some(dims) => {
+                let reason = format!(
+                    "tensor {} has shape {dims:?}; by the metadata it should be {:?}",
+                    rule.name, rule.dims
+                );
+                return Err(source.invalid(reason).into());
+            }
+            None if rule.required => missing.push(rule.name),
+            None => {}
+        }
+    }
+    if !missing.is_empty() {
+        let reason = format!("{} missing", listed(&missing));
+        return Err(source.invalid(reason).into());
+    }
+    let mut unknown: Vec<String> = found.into_keys().filter(|name| !is_inert(name)).collect();
+    unknown.sort();
+    if !unknown.is_empty() {
+        return Err(ModelError::Unsupported(format!(
+            "{} no part in architecture {}: the model computes something that is not supported",
+            listed(&unknown)
+                .replace(" is", " has")
+                .replace(" are", " have"),
+            spec.architecture
+        )));
+    }
+    Ok(())
+}
+
+/// Tensors that old converters wrote and nothing reads.
+fn is_inert(name: &str) -> bool {
+    name.ends_with(".attn_rot_embd") || name.ends_with(".rotary_emb.inv_freq")
+}
+
+/// `tensor a is`, or `tensors a, b, c and 5 more are`.
+fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 4;
+    match names {
+        [one] => format!("tensor {one} is"),
+        few if few.len() <= SHOWN => format!("tensors {} are", few.join(", ")),
+        many => {
+            let shown = many[..SHOWN].join(", ");
+            format!("tensors {shown} and {} more are", many.len() - SHOWN)
+        }
+    }
+}
+
+impl ModelWeights {
+    /// Checks all tensors, then hands each to the backend once.
+    pub fn load(
+        spec: &ModelSpec,
+        plan: &Plan,
+        source: &dyn TensorSource,
+        backend: &mut dyn Backend,
+        progress: Progress<'_>,
+    ) -> Result<Self, ModelError> {
+        check(spec, source)?;
+        let mut loader = Loader {
+            present: source.shapes().into_iter().map(|(name, _)| name).collect(),
+            bytes_done: 0,
+            spec,
+            source,
+            backend,
+            progress,
+        };
+        let embedding = loader.matrix("token_embd.weight")?;
+        let output = if spec.tied_embeddings {
+            embedding
+        } else {
+            loader.matrix("output.weight")?
+        };
+        let logits = LogitsOp {
+            norm: loader.vector("output_norm.weight")?,
+            epsilon: spec.epsilon,
+            output: Linear {
+                weight: output,
+                bias: loader.optional_vector("output.bias")?,
+            },
+        };
+        let rope = loader.rope()?;
+        let blocks = (0..spec.n_layers)
+            .map(|block| loader.block(plan, block, rope))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            embedding,
+            blocks,
+            logits,
+        })
+    }
+}
+
+/// The state of one load.
+struct Loader<'a> {
+    spec: &'a ModelSpec,
+    source: &'a dyn TensorSource,
+    backend: &'a mut dyn Backend,
+    progress: Progress<'a>,
+    present: std::collections::HashSet<String>,
+    bytes_done: u64,
+}
+
+impl Loader<'_> {
+    fn block(&mut self, plan: &Plan, block: u32, rope: RopeId) -> Result<Block, ModelError> {
+        let spec = self.spec;
+        let name = |suffix: &str| format!("blk.{block}.{suffix}");
+        let segment = plan.segment_of(block);
+        let kv = plan.kv_place(segment, block - plan.blocks(segment).start);
+        let epsilon = spec.epsilon;
+        let (q_norm, k_norm) = (name("attn_q_norm.weight"), name("attn_k_norm.weight"));
+        Ok(Block {
+            qkv: QkvOp {
+                norm: self.vector(&name("attn_norm.weight"))?,
+                epsilon,
+                q: self.linear(&name("attn_q"))?,
+                k: self.linear(&name("attn_k"))?,
+                v: self.linear(&name("attn_v"))?,
+                q_norm: self.optional_vector(&q_norm)?,
+                k_norm: self.optional_vector(&k_norm)?,
+                rope: spec.rotates(block).then_some(rope),
+                kv,
+            },
+            attend: AttendOp {
+                kv,
+                scale: spec.attention_scale,
+                window: spec.window,
+            },
+            attention_output: AttentionOutputOp {
+                output: self.linear(&name("attn_output"))?,
+                post_norm: None,
+                epsilon,
+            },
+            feed_forward: FeedForwardOp {
+                norm: self.vector(&name(&format!("{}.weight", spec.feed_forward_norm)))?,
+                epsilon,
+                gate: self.linear(&name("ffn_gate"))?,
+                up: self.linear(&name("ffn_up"))?,
+                down: self.linear(&name("ffn_down"))?,
+                post_norm: None,
+            },
+        })
+    }
+
+    fn rope(&mut self) -> Result<RopeId, ModelError> {
+        let name = "rope_freqs.weight";
+        let factors = if self.present.contains(name) {
+            Some(self.source.vector(name)?)
+        } else {
+            None
+        };
+        if factors.iter().flatten().any(|factor| !(*factor > 0.0)) {
+            let reason = format!("tensor {name} holds a factor that is not positive");
+            return Err(self.source.invalid(reason).into());
+        }
+        let table = self.spec.rope.table(factors.as_deref());
+        Ok(self.backend.load_rope(&table)?)
+    }
+
+    fn linear(&mut self, stem: &str) -> Result<Linear, ModelError> {
+        Ok(Linear {
+            weight: self.matrix(&format!("{stem}.weight"))?,
+            bias: self.optional_vector(&format!("{stem}.bias"))?,
+        })
+    }
+
+    fn matrix(&mut self, name: &str) -> Result<MatrixId, ModelError> {
+        let tensor = self.source.matrix(name)?;
+        let id = self.backend.load_matrix(&tensor)?;
+        self.advance(tensor.bytes.len() as u64);
+        Ok(id)
+    }
+
+    fn vector(&mut self, name: &str) -> Result<VectorId, ModelError> {
+        let values = self.source.vector(name)?;
+        self.advance(4 * values.len() as u64);
+        Ok(self.backend.load_vector(&values)?)
+    }
+
+    fn optional_vector(&mut self, name: &str) -> Result<Option<VectorId>, ModelError> {
+        if self.present.contains(name) {
+            self.vector(name).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// Reports progress. Small vectors may be stored in another type than f32, so the sum is
+    /// clamped to the total.
+    fn advance(&mut self, bytes: u64) {
+        let total = self.spec.weight_bytes;
+        self.bytes_done = (self.bytes_done + bytes).min(total);
+        (self.progress)(self.bytes_done, total);
+    }
+}

@@ -1,0 +1,97 @@
+//! The architecture table: one row per `general.architecture`, nothing else knows their names.
+//!
+//! All rows share one block: RMS norm, attention with rotary embedding and grouped key/value
+//! heads, RMS norm, SiLU-gated feed-forward. What differs is a column here. Facts are from the
+//! GGUF files that the usual converters write and from the models' papers and configurations.
+
+use crate::backend::RopePairs;
+
+/// One row of the table.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Architecture {
+    /// `general.architecture` in the file.
+    pub name: &'static str,
+    /// Which models use it, for `inspect` and errors.
+    pub models: &'static str,
+    /// Pairs of the rotary embedding. The converters permute q and k rows for `Interleaved`.
+    pub rope_pairs: RopePairs,
+    /// q, k and v must have biases. Elsewhere a bias is used when the file has it.
+    pub needs_qkv_bias: bool,
+    /// Query and key heads have an RMS norm of their own.
+    pub has_qk_norm: bool,
+    /// Every n-th layer has no rotary embedding; 0 = all layers have it.
+    pub nope_interval: u32,
+    /// `attention.sliding_window` holds for every layer. Other converters write the key for
+    /// models that do not use it, so only these rows read it.
+    pub reads_window: bool,
+    /// Name of the norm before the feed-forward network within a block.
+    pub feed_forward_norm: &'static str,
+}
+
+/// What most rows have.
+const PLAIN: Architecture = Architecture {
+    name: "llama",
+    models: "Llama 1-3, Mistral, SmolLM 1-2, TinyLlama, Yi",
+    rope_pairs: RopePairs::Interleaved,
+    needs_qkv_bias: false,
+    has_qk_norm: false,
+    nope_interval: 0,
+    reads_window: true,
+    feed_forward_norm: "ffn_norm",
+};
+
+/// Every architecture we know.
+pub const ARCHITECTURES: &[Architecture] = &[
+    PLAIN,
+    Architecture {
+        name: "qwen2",
+        models: "Qwen 1.5, 2, 2.5",
+        rope_pairs: RopePairs::Halves,
+        needs_qkv_bias: true,
+        reads_window: false,
+        ..PLAIN
+    },
+    Architecture {
+        name: "qwen3",
+        models: "Qwen 3 (dense)",
+        rope_pairs: RopePairs::Halves,
+        has_qk_norm: true,
+        reads_window: false,
+        ..PLAIN
+    },
+    Architecture {
+        name: "smollm3",
+        models: "SmolLM 3",
+        nope_interval: 4,
+        reads_window: false,
+        ..PLAIN
+    },
+    Architecture {
+        name: "seed_oss",
+        models: "Seed-OSS",
+        rope_pairs: RopePairs::Halves,
+        needs_qkv_bias: true,
+        reads_window: false,
+        feed_forward_norm: "post_attention_norm",
+        ..PLAIN
+    },
+    Architecture {
+        name: "ernie4_5",
+        models: "ERNIE 4.5 (dense)",
+        reads_window: false,
+        ..PLAIN
+    },
+];
+
+/// The row with this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Architecture> {
+    ARCHITECTURES.iter().find(|row| row.name == name)
+}
+
+/// All names, for errors: `llama, qwen2, ..`.
+#[must_use]
+pub fn known_names() -> String {
+    let names: Vec<&str> = ARCHITECTURES.iter().map(|row| row.name).collect();
+    names.join(", ")
+}

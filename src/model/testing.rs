@@ -1,0 +1,229 @@
+//! Tiny random models for tests of every layer above the backends.
+//!
+//! Not `cfg(test)`, because integration tests and benches use it; not part of the library's
+//! interface. The same seed gives the same weights on every machine and backend. Nothing here
+//! reads a file.
+
+use super::plan::Plan;
+use super::rope::{RopeScaling, RopeSpec};
+use super::spec::ModelSpec;
+use super::weights::{ModelWeights, TensorSource, tensor_rules};
+use super::{Model, architectures};
+use crate::backend::{Backend, RopePairs, TensorData};
+use crate::dtype::DType;
+use crate::format::FormatError;
+use std::collections::BTreeMap;
+
+/// Sizes of a tiny model. All widths are multiples of 32, so that they could be quantized.
+#[derive(Clone, Debug)]
+pub struct TinyShape {
+    /// Segments; their blocks together are the layers.
+    pub plan: Plan,
+    /// Vocabulary size.
+    pub vocab_size: u32,
+    /// Longest context in tokens.
+    pub context_length: u32,
+}
+
+impl Default for TinyShape {
+    fn default() -> Self {
+        Self {
+            plan: Plan::ordinary(3),
+            vocab_size: 259,
+            context_length: 512,
+        }
+    }
+}
+
+/// A random llama-like F32 model: 3 layers of width 64, 4 heads of 16 over 2 KV heads, vocabulary
+/// 259 (bytes and three special tokens), context 512.
+///
+/// # Panics
+/// When the backend refuses the weights.
+pub fn tiny(backend: &mut dyn Backend, seed: u64) -> Model {
+    build(backend, seed, &TinyShape::default())
+}
+
+/// The same with segments of the given block counts and a core that runs `default_loops` times
+/// unless asked otherwise, at most `max_loops` times.
+///
+/// # Panics
+/// When the backend refuses the weights, or the plan is impossible (see [`Plan::looped`]).
+pub fn tiny_looped(
+    backend: &mut dyn Backend,
+    seed: u64,
+    (prelude, core, coda): (u32, u32, u32),
+    default_loops: u32,
+    max_loops: u32,
+) -> Model {
+    let plan = Plan::looped(prelude, core, coda, default_loops, max_loops);
+    let shape = TinyShape {
+        plan,
+        ..TinyShape::default()
+    };
+    build(backend, seed, &shape)
+}
+
+/// A tiny model of any shape.
+///
+/// # Panics
+/// When the backend refuses the weights.
+pub fn build(backend: &mut dyn Backend, seed: u64, shape: &TinyShape) -> Model {
+    let spec = tiny_spec(shape);
+    let source = RandomTensors::new(&spec, seed);
+    let weights = ModelWeights::load(&spec, &shape.plan, &source, backend, &mut |_, _| {})
+        .expect("random tensors have the right names, shapes and types");
+    Model {
+        spec,
+        plan: shape.plan.clone(),
+        weights,
+    }
+}
+
+/// The spec of a tiny model.
+#[must_use]
+pub fn tiny_spec(shape: &TinyShape) -> ModelSpec {
+    let row = architectures::find("llama").expect("the table has a llama row");
+    let plan = &shape.plan;
+    ModelSpec {
+        architecture: row.name.to_owned(),
+        name: "tiny".to_owned(),
+        context_length: shape.context_length,
+        d_model: 64,
+        d_ff: 96,
+        n_layers: (plan.prelude.len() + plan.core.len() + plan.coda.len()) as u32,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 16,
+        vocab_size: shape.vocab_size,
+        epsilon: 1e-5,
+        window: 0,
+        attention_scale: 0.25,
+        rope: RopeSpec {
+            base: 10_000.0,
+            n_rotated: 16,
+            pairs: RopePairs::Interleaved,
+            scaling: RopeScaling::None,
+        },
+        nope_interval: row.nope_interval,
+        needs_qkv_bias: row.needs_qkv_bias,
+        has_qk_norm: row.has_qk_norm,
+        tied_embeddings: true,
+        feed_forward_norm: row.feed_forward_norm,
+        weight_bytes: 0,
+    }
+}
+
+/// Random f32 tensors for the required rules of a spec.
+pub struct RandomTensors {
+    /// Name to (dims in the file's order, little-endian f32 bytes).
+    tensors: BTreeMap<String, (Vec<u64>, Vec<u8>)>,
+}
+
+impl RandomTensors {
+    /// Matrices are uniform with variance `2 / n_in`, which keeps the residual stream lively but
+    /// bounded; vectors lie within 0.5..1.5. A tensor depends on the seed and its name only.
+    #[must_use]
+    pub fn new(spec: &ModelSpec, seed: u64) -> Self {
+        let tensors = tensor_rules(spec)
+            .into_iter()
+            .filter(|rule| rule.required)
+            .map(|rule| {
+                let n_values: u64 = rule.dims.iter().product();
+                let is_matrix = rule.dims.len() == 2;
+                let amplitude = match rule.name.as_str() {
+                    "token_embd.weight" => 0.5,
+                    _ => (6.0 / rule.dims[0] as f32).sqrt(),
+                };
+                let mut random = SplitMix::new(seed, &rule.name);
+                let bytes = (0..n_values)
+                    .map(|_| random.within_one())
+                    .map(|value| {
+                        if is_matrix {
+                            value * amplitude
+                        } else {
+                            1.0 + value / 2.0
+                        }
+                    })
+                    .flat_map(f32::to_le_bytes)
+                    .collect();
+                (rule.name, (rule.dims, bytes))
+            })
+            .collect();
+        Self { tensors }
+    }
+
+    /// Makes `to` hold what `from` holds; both names must exist.
+    ///
+    /// # Panics
+    /// When `from` does not exist.
+    pub fn copy(&mut self, from: &str, to: &str) {
+        let tensor = self.tensors[from].clone();
+        self.tensors.insert(to.to_owned(), tensor);
+    }
+
+    fn find(&self, name: &str) -> Result<(&str, &(Vec<u64>, Vec<u8>)), FormatError> {
+        self.tensors
+            .get_key_value(name)
+            .map(|(name, tensor)| (name.as_str(), tensor))
+            .ok_or_else(|| self.invalid(format!("tensor {name} is missing")))
+    }
+}
+
+impl TensorSource for RandomTensors {
+    fn shapes(&self) -> Vec<(String, Vec<u64>)> {
+        self.tensors
+            .iter()
+            .map(|(name, (dims, _))| (name.clone(), dims.clone()))
+            .collect()
+    }
+
+    fn matrix(&self, name: &str) -> Result<TensorData<'_>, FormatError> {
+        let (name, (dims, bytes)) = self.find(name)?;
+        Ok(TensorData {
+            name,
+            dtype: DType::F32,
+            n_out: dims.get(1).map_or(1, |n| *n as usize),
+            n_in: dims[0] as usize,
+            bytes,
+        })
+    }
+
+    fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError> {
+        let (_, (_, bytes)) = self.find(name)?;
+        Ok(bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect())
+    }
+
+    fn invalid(&self, reason: String) -> FormatError {
+        FormatError::Invalid {
+            path: "random tensors".to_owned(),
+            reason,
+        }
+    }
+}
+
+/// The SplitMix64 generator, started from a seed and a name.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn new(seed: u64, name: &str) -> Self {
+        // FNV-1a over the name, so that tensors do not share their numbers.
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        Self(seed ^ hash)
+    }
+
+    /// Uniform in -1..1.
+    fn within_one(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        (z >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+    }
+}
