@@ -1,10 +1,21 @@
-//! Every limit and setting, with its default; from TOML and the command line. (stub: being written)
+//! Every limit and setting with its default, and how a TOML file becomes them.
 //!
-//! Plain data. Unknown keys are errors that name the nearest known key.
+//! Plain data, no thread. A file is optional: the defaults serve one model given on the command
+//! line. Beside `FILE` a `local.toml` in the same folder is merged over it per key, so that one
+//! machine's ports and keys stay out of the shared file. Each file is checked on its own first;
+//! an unknown key is an error with its line and the nearest known key. Flags of the command line
+//! come last and win (`cli::serve`). The running server never writes configuration.
+
+use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use toml::{Table, Value};
 
 /// Limits of one executor.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct ExecutorConfig {
     /// Most requests waiting in the queue.
     pub max_queue_depth: usize,
@@ -18,7 +29,8 @@ pub struct ExecutorConfig {
     pub target_inflight: Option<u32>,
     /// A waiting job gains one priority level per this time; 0 = off.
     pub aging_interval_ms: u64,
-    /// Longest wait in the queue.
+    /// Longest wait in the queue; in the file `queue_timeout_s`.
+    #[serde(rename = "queue_timeout_s", deserialize_with = "optional_seconds")]
     pub queue_timeout: Option<Duration>,
 }
 
@@ -37,7 +49,8 @@ impl Default for ExecutorConfig {
 }
 
 /// Sizes of a native engine.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
     /// Context length per request in tokens; None = the model's own, at most 8192 by default.
     pub context_length: Option<u32>,
@@ -62,6 +75,411 @@ impl Default for EngineConfig {
             kv_tokens: None,
             threads: None,
             prefix_cache: true,
+        }
+    }
+}
+
+/// The data plane: where it listens, what it holds, who may use it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerConfig {
+    /// Address of the inference APIs.
+    pub host: IpAddr,
+    /// Port; 0 picks a free one.
+    pub port: u16,
+    /// Worker threads of the data plane. A stream holds one as long as it runs.
+    pub http_workers: usize,
+    /// Complete requests that may wait for a worker.
+    pub http_queue_depth: usize,
+    /// Connections that may be open at once.
+    pub max_connections: usize,
+    /// Largest request body in bytes.
+    pub max_body_bytes: usize,
+    /// How long a shutdown waits for running requests; in the file `drain_timeout_s`.
+    #[serde(rename = "drain_timeout_s", deserialize_with = "seconds")]
+    pub drain_timeout: Duration,
+    /// A silent stream gets a comment line this often, so that proxies keep it; `stream_ping_s`.
+    #[serde(rename = "stream_ping_s", deserialize_with = "seconds")]
+    pub stream_ping: Duration,
+    /// An engine whose step takes longer than this is reported as dead by /health; `stall_s`.
+    #[serde(rename = "stall_s", deserialize_with = "seconds")]
+    pub stall: Duration,
+    /// Keys that may use the inference APIs; empty = no key is asked.
+    pub api_keys: Vec<String>,
+    /// File with one key per line, added to `api_keys`.
+    pub api_key_file: Option<PathBuf>,
+    /// Web origins that browsers may call from; empty = CORS is off; "*" = any.
+    pub cors_origins: Vec<String>,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 8080,
+            http_workers: 64,
+            http_queue_depth: 256,
+            max_connections: 4096,
+            max_body_bytes: 16 << 20,
+            drain_timeout: Duration::from_secs(30),
+            stream_ping: Duration::from_secs(10),
+            stall: Duration::from_secs(30),
+            api_keys: Vec::new(),
+            api_key_file: None,
+            cors_origins: Vec::new(),
+        }
+    }
+}
+
+/// The management plane.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ManagementConfig {
+    /// Whether it listens at all.
+    pub enabled: bool,
+    /// Address; loopback unless an admin key is set.
+    pub host: IpAddr,
+    /// Port; 0 picks a free one.
+    pub port: u16,
+    /// Key that its routes ask for; needed when the address is not loopback.
+    pub admin_key: Option<String>,
+}
+
+impl Default for ManagementConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 8081,
+            admin_key: None,
+        }
+    }
+}
+
+/// Shape of the log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The log.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogConfig {
+    /// Text or JSON.
+    pub format: LogFormat,
+    /// `error`, `warn`, `info`, `debug`, `trace`, or a filter like `tinyloop::scheduler=debug,info`.
+    pub level: String,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self {
+            format: LogFormat::Text,
+            level: "info".to_owned(),
+        }
+    }
+}
+
+/// One model to serve.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The id that clients send.
+    pub name: String,
+    /// Further ids for it.
+    pub aliases: Vec<String>,
+    /// Its file.
+    pub file: PathBuf,
+    /// Limits of its executor: `[executor]`, then the model's own.
+    pub executor: ExecutorConfig,
+    /// Sizes of its engine: `[engine]`, then the model's own.
+    pub engine: EngineConfig,
+}
+
+/// Everything.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Config {
+    /// Data plane.
+    pub server: ServerConfig,
+    /// Management plane.
+    pub management: ManagementConfig,
+    /// Log.
+    pub log: LogConfig,
+    /// Defaults of all executors.
+    pub executor: ExecutorConfig,
+    /// Defaults of all engines.
+    pub engine: EngineConfig,
+    /// Models in the order of their names.
+    pub models: Vec<ModelConfig>,
+}
+
+/// What is wrong with a configuration, with file, line and key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+/// The file as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct File {
+    server: ServerConfig,
+    management: ManagementConfig,
+    log: LogConfig,
+    executor: ExecutorConfig,
+    engine: EngineConfig,
+    models: BTreeMap<String, FileModel>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileModel {
+    file: Option<PathBuf>,
+    #[serde(default)]
+    aliases: Vec<String>,
+    /// Read only to check the keys; the values come from the merged tables.
+    #[serde(default, rename = "executor")]
+    _executor: ExecutorConfig,
+    #[serde(default, rename = "engine")]
+    _engine: EngineConfig,
+}
+
+impl Config {
+    /// Reads `path` and, when it exists, `local.toml` beside it.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let read = |path: &Path| {
+            std::fs::read_to_string(path)
+                .map_err(|error| ConfigError(format!("{}: {error}", path.display())))
+        };
+        let local_path = path.with_file_name("local.toml");
+        let local = if local_path != path && local_path.exists() {
+            Some((local_path.display().to_string(), read(&local_path)?))
+        } else {
+            None
+        };
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Self::from_texts(&path.display().to_string(), &read(path)?, local, folder)
+    }
+
+    /// The same from texts; `folder` is where relative paths begin.
+    fn from_texts(
+        name: &str,
+        text: &str,
+        local: Option<(String, String)>,
+        folder: &Path,
+    ) -> Result<Self, ConfigError> {
+        let mut table = checked_table(name, text)?;
+        if let Some((name, text)) = local {
+            merge(&mut table, checked_table(&name, &text)?);
+        }
+        let file: File = deserialize(name, table.clone())?;
+        let mut config = Self {
+            server: file.server,
+            management: file.management,
+            log: file.log,
+            executor: file.executor,
+            engine: file.engine,
+            models: Vec::new(),
+        };
+        if let Some(key_file) = config.server.api_key_file.as_mut() {
+            *key_file = folder.join(&*key_file);
+        }
+        for (model_name, model) in file.models {
+            let path = model.file.ok_or_else(|| {
+                ConfigError(format!("{name}: models.{model_name} lacks `file`"))
+            })?;
+            config.models.push(ModelConfig {
+                executor: deserialize(name, section(&table, &model_name, "executor"))?,
+                engine: deserialize(name, section(&table, &model_name, "engine"))?,
+                name: model_name,
+                aliases: model.aliases,
+                file: folder.join(path),
+            });
+        }
+        Ok(config)
+    }
+
+    /// Faults that no single key shows.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let fault = |text: String| Err(ConfigError(text));
+        if self.server.http_workers == 0 {
+            return fault("http_workers is 0; at least one worker must answer".to_owned());
+        }
+        let management = &self.management;
+        if management.enabled && !management.host.is_loopback() && management.admin_key.is_none() {
+            return fault(format!(
+                "the management plane would listen on {}, where others can reach it, without a \
+                 key: set `management.admin_key` or a loopback `management.host`",
+                management.host
+            ));
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for model in &self.models {
+            for id in std::iter::once(&model.name).chain(&model.aliases) {
+                if !seen.insert(id) {
+                    return fault(format!("two models answer to the id `{id}`"));
+                }
+            }
+            if model.engine.max_sequences == 0 || model.engine.max_rows == 0 {
+                return fault(format!(
+                    "model `{}`: max_sequences and max_rows must be at least 1",
+                    model.name
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `[section]` with `[models.NAME.section]` merged over it.
+fn section(table: &Table, model: &str, section: &str) -> Table {
+    let sub_table = |value: Option<&Value>| {
+        value.and_then(Value::as_table).cloned().unwrap_or_default()
+    };
+    let mut merged = sub_table(table.get(section));
+    let own = table.get("models").and_then(|models| models.get(model)?.get(section));
+    merge(&mut merged, sub_table(own));
+    merged
+}
+
+/// Puts `over` on top of `base`, table by table, key by key; arrays are replaced whole.
+fn merge(base: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(inner)), Value::Table(over)) => merge(inner, over),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+/// Parses one file and checks every key and kind, so that errors carry this file's lines.
+fn checked_table(name: &str, text: &str) -> Result<Table, ConfigError> {
+    let describe = |error: toml::de::Error| {
+        let line = error
+            .span()
+            .map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+        let place = line.map_or(name.to_owned(), |line| format!("{name}:{line}"));
+        ConfigError(format!("{place}: {}", with_nearest_key(error.message())))
+    };
+    toml::from_str::<File>(text).map_err(describe)?;
+    text.parse::<Table>().map_err(describe)
+}
+
+fn deserialize<T: serde::de::DeserializeOwned>(name: &str, table: Table) -> Result<T, ConfigError> {
+    T::deserialize(table)
+        .map_err(|error| ConfigError(format!("{name}: {}", with_nearest_key(error.message()))))
+}
+
+/// Serde's "unknown field `x`, expected one of `a`, `b`" with the nearest key named first.
+fn with_nearest_key(message: &str) -> String {
+    let message = message.trim();
+    let Some(rest) = message.strip_prefix("unknown field `") else {
+        return message.replace('\n', " ");
+    };
+    let mut quoted = rest.split('`').step_by(2);
+    let unknown = quoted.next().unwrap_or_default();
+    let known: Vec<&str> = quoted.filter(|key| !key.is_empty()).collect();
+    let nearest = known.iter().min_by_key(|key| edit_distance(unknown, key));
+    match nearest {
+        Some(nearest) => format!(
+            "unknown key `{unknown}`; did you mean `{nearest}`? (known here: {})",
+            known.join(", ")
+        ),
+        None => format!("unknown key `{unknown}`"),
+    }
+}
+
+/// Levenshtein distance in characters.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, a_char) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b_char) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(a_char != *b_char);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Seconds, with a fraction if wanted.
+fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let seconds = f64::deserialize(deserializer)?;
+    Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
+}
+
+fn optional_seconds<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    seconds(deserializer).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::from_texts("t.toml", text, None, Path::new("/etc/t"))
+    }
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        assert_eq!(parse("").expect("empty is fine"), Config::default());
+    }
+
+    #[test]
+    fn unknown_keys_name_line_and_nearest_key() {
+        let error = parse("[server]\nhost = \"::1\"\nprot = 1\n").unwrap_err().to_string();
+        assert!(error.starts_with("t.toml:3: unknown key `prot`; did you mean `port`?"), "{error}");
+        let error = parse("[sever]\n").unwrap_err().to_string();
+        assert!(error.contains("did you mean `server`?"), "{error}");
+        let error = parse("[models.a]\nfile=\"x\"\n[models.a.engine]\nmax_seqences=1\n");
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("t.toml:4") && error.contains("`max_sequences`"), "{error}");
+    }
+
+    #[test]
+    fn wrong_kinds_name_the_line() {
+        let error = parse("[server]\n\nport = \"x\"\n").unwrap_err().to_string();
+        assert!(error.starts_with("t.toml:3:"), "{error}");
+        assert!(!error.contains('\n'));
+    }
+
+    #[test]
+    fn local_values_win_per_key_and_models_inherit_sections() {
+        let base = "[server]\nport = 1\nhost = \"::1\"\n[engine]\nmax_rows = 7\nmax_sequences = 3\n\
+                    [models.m]\nfile = \"m.gguf\"\n[models.m.engine]\nmax_rows = 9\n";
+        let local = "[server]\nport = 2\n[models.m.executor]\nqueue_timeout_s = 1.5\n";
+        let local = Some(("local.toml".to_owned(), local.to_owned()));
+        let config = Config::from_texts("t.toml", base, local, Path::new("/etc/t")).expect("valid");
+        assert_eq!((config.server.port, config.server.host.to_string()), (2, "::1".into()));
+        let model = &config.models[0];
+        assert_eq!((model.engine.max_rows, model.engine.max_sequences), (9, 3));
+        assert_eq!(model.executor.queue_timeout, Some(Duration::from_millis(1500)));
+        assert_eq!(model.file, Path::new("/etc/t/m.gguf"));
+    }
+
+    #[test]
+    fn check_refuses_an_open_management_plane_and_double_ids() {
+        let open = parse("[management]\nhost = \"0.0.0.0\"\n").expect("parses");
+        assert!(open.check().unwrap_err().0.contains("admin_key"));
+        let double = parse("[models.a]\nfile=\"a\"\naliases=[\"b\"]\n[models.b]\nfile=\"b\"\n");
+        assert!(double.expect("parses").check().unwrap_err().0.contains("`b`"));
+    }
+
+    #[test]
+    fn distances() {
+        for (a, b, distance) in [("", "abc", 3), ("prot", "port", 2), ("a", "a", 0), ("kitten", "sitting", 3)] {
+            assert_eq!(edit_distance(a, b), distance, "{a} {b}");
         }
     }
 }

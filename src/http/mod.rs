@@ -1,2 +1,4 @@
-//! Both HTTP planes. (stub: being written)
+//! Both HTTP planes. (being written)
+pub mod errors;
+pub mod openai;
 pub mod wire;

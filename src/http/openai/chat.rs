@@ -1,0 +1,327 @@
+//! `POST /v1/chat/completions`: the request and the shapes of its answers.
+//!
+//! Pure functions between JSON and our words; running the jobs is `generate`. `developer`
+//! messages become `system`, text parts are joined to one text, images and audio are refused.
+
+use super::answer::AnswerMeta;
+use super::fields::{Fields, kind_of, wrong_kind};
+use super::sampling::CommonOptions;
+use crate::http::errors::{ApiError, ErrorCode};
+use crate::tokenizer::chat_template::TemplateInput;
+use serde_json::{Map, Value, json};
+
+/// Most alternatives per token.
+const TOP_LOGPROBS_MAX: i64 = 20;
+
+/// A checked chat request.
+#[derive(Clone, Debug)]
+pub struct ChatRequest {
+    /// Sampling, stop rules, streaming.
+    pub common: CommonOptions,
+    /// What the template is rendered with.
+    pub template: TemplateInput,
+    /// Most tokens to generate; None = up to the end of the context.
+    pub max_tokens: Option<u32>,
+    /// Log-probabilities of the answer, with so many alternatives.
+    pub logprobs: Option<u32>,
+    /// The last assistant message, when the answer shall continue it.
+    pub continued: Option<String>,
+}
+
+impl ChatRequest {
+    /// Reads and checks a request.
+    pub fn parse(body: &Map<String, Value>, vocab_size: usize) -> Result<Self, ApiError> {
+        let fields = Fields::new(body);
+        let common = CommonOptions::parse(&fields, vocab_size)?;
+        let messages = messages(&fields)?;
+        let continues = fields.flag("continue_final_message", false)?;
+        let continued = match continues {
+            true => Some(continued_text(&messages)?),
+            false => None,
+        };
+        let add_generation_prompt = fields.flag("add_generation_prompt", !continues)?;
+        if continues && add_generation_prompt {
+            return Err(ApiError::invalid(
+                "add_generation_prompt",
+                "'add_generation_prompt' and 'continue_final_message' exclude each other",
+            ));
+        }
+        Ok(Self {
+            common,
+            template: TemplateInput {
+                messages,
+                tools: Vec::new(),
+                add_generation_prompt,
+                extra: template_extra(&fields)?,
+            },
+            max_tokens: max_tokens(&fields)?,
+            logprobs: logprobs(&fields)?,
+            continued,
+        })
+    }
+}
+
+/// `chat_template_kwargs`, plus `reasoning_effort`, which templates read under that name.
+fn template_extra(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    let mut extra = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
+    if let Some(effort) = fields.string("reasoning_effort")? {
+        extra.entry("reasoning_effort").or_insert_with(|| Value::from(effort));
+    }
+    Ok(extra)
+}
+
+/// `max_completion_tokens` wins over `max_tokens`; -1 means "no limit", as LM Studio clients say.
+fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    for name in ["max_completion_tokens", "max_tokens"] {
+        match fields.integer(name, -1..=i64::from(u32::MAX))? {
+            None => {}
+            Some(-1) => return Ok(None),
+            Some(0) => return Err(ApiError::invalid(name, format!("'{name}' must be at least 1"))),
+            Some(count) => return Ok(Some(count as u32)),
+        }
+    }
+    Ok(None)
+}
+
+fn logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.flag("logprobs", false)?;
+    let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0) as u32)),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(ApiError::invalid(
+            "top_logprobs",
+            "'top_logprobs' needs \"logprobs\": true",
+        )),
+    }
+}
+
+fn messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+    let Some(items) = fields.array("messages")? else {
+        return Err(ApiError::param(
+            ErrorCode::MissingRequiredParameter,
+            "messages",
+            "'messages' is missing; it is an array of {\"role\", \"content\"} objects",
+        ));
+    };
+    if items.is_empty() {
+        return Err(ApiError::invalid("messages", "'messages' must hold at least one message"));
+    }
+    items.iter().enumerate().map(|(index, item)| message(index, item)).collect()
+}
+
+/// One message with its role mapped and its content flattened; other fields stay as they are.
+fn message(index: usize, item: &Value) -> Result<Value, ApiError> {
+    let name = format!("messages[{index}]");
+    let Some(map) = item.as_object() else {
+        return Err(wrong_kind(&name, item, "an object"));
+    };
+    let role_name = format!("{name}.role");
+    let role = match map.get("role") {
+        Some(Value::String(role)) => role.as_str(),
+        Some(other) => return Err(wrong_kind(&role_name, other, "a string")),
+        None => {
+            let message = format!("'{role_name}' is missing");
+            return Err(ApiError::param(ErrorCode::MissingRequiredParameter, role_name, message));
+        }
+    };
+    let role = match role {
+        "developer" | "system" => "system",
+        "user" | "assistant" | "tool" | "function" => role,
+        other => {
+            let message = format!(
+                "'{role_name}' is '{other}'; known roles: developer, system, user, assistant, tool"
+            );
+            return Err(ApiError::invalid(role_name, message));
+        }
+    };
+    let mut flat = map.clone();
+    flat.insert("role".to_owned(), Value::from(role));
+    flat.insert("content".to_owned(), Value::from(content(&name, map, role)?));
+    Ok(Value::Object(flat))
+}
+
+/// Text of a message: a string, text parts joined by line breaks, or nothing.
+fn content(message: &str, map: &Map<String, Value>, role: &str) -> Result<String, ApiError> {
+    let name = format!("{message}.content");
+    match map.get("content") {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(Value::Array(parts)) => {
+            let texts: Result<Vec<&str>, ApiError> = parts
+                .iter()
+                .enumerate()
+                .map(|(index, part)| text_part(&format!("{name}[{index}]"), part))
+                .collect();
+            Ok(texts?.join("\n"))
+        }
+        Some(Value::Null) => Ok(String::new()),
+        None if role == "assistant" => Ok(String::new()),
+        None => {
+            let message = format!("'{name}' is missing");
+            Err(ApiError::param(ErrorCode::MissingRequiredParameter, name, message))
+        }
+        Some(other) => Err(wrong_kind(&name, other, "a string or an array of parts")),
+    }
+}
+
+fn text_part<'a>(name: &str, part: &'a Value) -> Result<&'a str, ApiError> {
+    match part.get("type").and_then(Value::as_str) {
+        Some("text") => match part.get("text") {
+            Some(Value::String(text)) => Ok(text),
+            other => Err(ApiError::invalid(
+                format!("{name}.text"),
+                format!(
+                    "'{name}.text' must be a string, not {}",
+                    other.map_or("missing", kind_of)
+                ),
+            )),
+        },
+        Some(kind) => Err(ApiError::invalid(
+            name,
+            format!("'{name}' has type '{kind}'; this model reads text parts only"),
+        )),
+        None => Err(ApiError::invalid(name, format!("'{name}' must be an object with a \"type\""))),
+    }
+}
+
+fn continued_text(messages: &[Value]) -> Result<String, ApiError> {
+    let last = messages.last().filter(|last| last["role"] == "assistant");
+    let text = last.and_then(|last| last["content"].as_str()).map(str::trim_end);
+    match text {
+        Some(text) if !text.is_empty() => Ok(text.to_owned()),
+        _ => Err(ApiError::invalid(
+            "continue_final_message",
+            "'continue_final_message' needs a last message of the assistant that is not empty",
+        )),
+    }
+}
+
+/// Cuts a rendered prompt right behind the message that the answer shall continue.
+pub fn cut_behind(rendered: &str, continued: &str) -> Result<String, ApiError> {
+    match rendered.rfind(continued) {
+        Some(start) => Ok(rendered[..start + continued.len()].to_owned()),
+        None => Err(ApiError::new(
+            ErrorCode::TemplateError,
+            "the chat template does not write the last message as it is, so that it cannot be \
+             continued",
+        )),
+    }
+}
+
+/// One choice of a whole answer.
+#[must_use]
+pub fn choice(index: u32, text: &str, logprobs: Option<Vec<Value>>, finish: &str) -> Value {
+    json!({
+        "index": index,
+        "message": {"role": "assistant", "content": text, "refusal": null},
+        "logprobs": logprobs.map(logprobs_object),
+        "finish_reason": finish,
+    })
+}
+
+fn logprobs_object(content: Vec<Value>) -> Value {
+    json!({"content": content, "refusal": null})
+}
+
+/// A piece of a streamed answer.
+#[must_use]
+pub fn chunk(
+    meta: &AnswerMeta,
+    index: u32,
+    delta: Value,
+    logprobs: Option<Vec<Value>>,
+    finish: Option<&str>,
+) -> Value {
+    meta.chunk(json!([{
+        "index": index,
+        "delta": delta,
+        "logprobs": logprobs.map(logprobs_object),
+        "finish_reason": finish,
+    }]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(value: Value) -> Result<ChatRequest, ApiError> {
+        ChatRequest::parse(value.as_object().expect("the test gives an object"), 100)
+    }
+
+    fn user(text: &str) -> Value {
+        json!([{"role": "user", "content": text}])
+    }
+
+    #[test]
+    fn roles_are_mapped_and_parts_joined() {
+        let request = parse(json!({"messages": [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": null, "name": "x"},
+        ]}))
+        .expect("valid");
+        let messages = &request.template.messages;
+        assert_eq!(messages[0]["role"], "system");
+        assert_eq!(messages[1]["content"], "a\nb");
+        assert_eq!(messages[2], json!({"role": "assistant", "content": "", "name": "x"}));
+        assert!(request.template.add_generation_prompt);
+        assert_eq!((request.max_tokens, request.logprobs), (None, None));
+    }
+
+    #[test]
+    fn bad_messages_name_the_place() {
+        let cases = [
+            (json!({}), "messages"),
+            (json!({"messages": []}), "messages"),
+            (json!({"messages": "hi"}), "messages"),
+            (json!({"messages": ["hi"]}), "messages[0]"),
+            (json!({"messages": [{"content": "x"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "bot", "content": "x"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
+            (json!({"messages": [{"role": "user", "content": 5}]}), "messages[0].content"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+                "messages[0].content[0]",
+            ),
+            (json!({"messages": user("x"), "top_logprobs": 2}), "top_logprobs"),
+            (
+                json!({"messages": user("x"), "logprobs": true, "top_logprobs": 21}),
+                "top_logprobs",
+            ),
+            (json!({"messages": user("x"), "max_tokens": 0}), "max_tokens"),
+            (
+                json!({"messages": user("x"), "continue_final_message": true}),
+                "continue_final_message",
+            ),
+        ];
+        for (body, param) in cases {
+            let error = parse(body.clone()).expect_err(&body.to_string());
+            assert_eq!(error.status(), 400, "{body}");
+            assert_eq!(error.param.as_deref(), Some(param), "{body}");
+        }
+    }
+
+    #[test]
+    fn the_newer_token_limit_wins_and_minus_one_is_none() {
+        let limit = |extra: Value| {
+            let mut body = json!({"messages": user("x")});
+            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            parse(body).expect("valid").max_tokens
+        };
+        assert_eq!(limit(json!({"max_tokens": 5, "max_completion_tokens": 7})), Some(7));
+        assert_eq!(limit(json!({"max_tokens": 5})), Some(5));
+        assert_eq!(limit(json!({"max_tokens": -1})), None);
+    }
+
+    #[test]
+    fn a_continued_message_ends_the_prompt() {
+        let request = parse(json!({"continue_final_message": true, "messages": [
+            {"role": "user", "content": "say abc"}, {"role": "assistant", "content": "ab "},
+        ]}))
+        .expect("valid");
+        assert!(!request.template.add_generation_prompt);
+        assert_eq!(request.continued.as_deref(), Some("ab"));
+        assert_eq!(cut_behind("<u>say abc</u><a>ab</a>\n", "ab").unwrap(), "<u>say abc</u><a>ab");
+        assert!(cut_behind("<u>", "ab").is_err());
+    }
+}

@@ -1,0 +1,201 @@
+//! Typed reading of a JSON object: each getter checks kind and range and names the field.
+//!
+//! Pure, no thread. `null` counts as absent everywhere, as OpenAI's own API treats it. Unknown
+//! fields are not looked at here; `sampling::refuse_unsupported` knows the ones that must not be
+//! dropped silently.
+
+use crate::http::errors::{ApiError, ErrorCode};
+use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
+
+/// A JSON object whose fields are read by name.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'a> {
+    map: &'a Map<String, Value>,
+}
+
+/// The kind of a JSON value, for messages.
+#[must_use]
+pub fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(number) if number.is_f64() => "a number",
+        Value::Number(_) => "an integer",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// Parses a request body as a JSON object; the error names line and column.
+pub fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    match serde_json::from_slice::<Value>(body) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(other) => Err(ApiError::new(
+            ErrorCode::InvalidJson,
+            format!("the body must be a JSON object, not {}", kind_of(&other)),
+        )),
+        Err(_) if body.is_empty() => Err(ApiError::new(
+            ErrorCode::InvalidJson,
+            "the body is empty; a JSON object is expected",
+        )),
+        Err(error) => Err(ApiError::new(
+            ErrorCode::InvalidJson,
+            format!("the body is not valid JSON: {error}"),
+        )),
+    }
+}
+
+impl<'a> Fields<'a> {
+    /// Reads from `map`.
+    #[must_use]
+    pub fn new(map: &'a Map<String, Value>) -> Self {
+        Self { map }
+    }
+
+    /// The raw value; None when absent or null.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    /// A number within `range`.
+    pub fn number(
+        &self,
+        name: &str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f32>, ApiError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let number = value.as_f64().ok_or_else(|| wrong_kind(name, value, "a number"))?;
+        if !range.contains(&number) {
+            return Err(out_of_range(name, number, range.start(), range.end()));
+        }
+        Ok(Some(number as f32))
+    }
+
+    /// An integer within `range`. A float without fraction is accepted (some clients send 16.0).
+    pub fn integer(
+        &self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, ApiError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let number = as_integer(value).ok_or_else(|| wrong_kind(name, value, "an integer"))?;
+        if !range.contains(&number) {
+            return Err(out_of_range(name, number, range.start(), range.end()));
+        }
+        Ok(Some(number))
+    }
+
+    /// A count: an integer `min..=u32::MAX`.
+    pub fn count(&self, name: &str, min: u32) -> Result<Option<u32>, ApiError> {
+        let value = self.integer(name, i64::from(min)..=i64::from(u32::MAX))?;
+        Ok(value.map(|number| number as u32))
+    }
+
+    /// A boolean, `default` when absent.
+    pub fn flag(&self, name: &str, default: bool) -> Result<bool, ApiError> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(value) => value.as_bool().ok_or_else(|| wrong_kind(name, value, "a boolean")),
+        }
+    }
+
+    /// A string.
+    pub fn string(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(value) => {
+                value.as_str().map(Some).ok_or_else(|| wrong_kind(name, value, "a string"))
+            }
+        }
+    }
+
+    /// An object.
+    pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, ApiError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(value) => {
+                value.as_object().map(Some).ok_or_else(|| wrong_kind(name, value, "an object"))
+            }
+        }
+    }
+
+    /// An array.
+    pub fn array(&self, name: &str) -> Result<Option<&'a [Value]>, ApiError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(value) => value
+                .as_array()
+                .map(|items| Some(items.as_slice()))
+                .ok_or_else(|| wrong_kind(name, value, "an array")),
+        }
+    }
+}
+
+/// An integer, or a float that is one.
+#[must_use]
+pub fn as_integer(value: &Value) -> Option<i64> {
+    const EXACT: f64 = 9_007_199_254_740_992.0; // 2^53: above it floats skip integers
+    value.as_i64().or_else(|| {
+        let float = value.as_f64()?;
+        (float.fract() == 0.0 && float.abs() <= EXACT).then_some(float as i64)
+    })
+}
+
+/// The error for a value of another kind.
+#[must_use]
+pub fn wrong_kind(name: &str, value: &Value, expected: &str) -> ApiError {
+    ApiError::invalid(
+        name,
+        format!("'{name}' must be {expected}, not {}", kind_of(value)),
+    )
+}
+
+fn out_of_range<T: std::fmt::Display>(name: &str, value: T, low: &T, high: &T) -> ApiError {
+    ApiError::invalid(
+        name,
+        format!("'{name}' is {value}; it must be between {low} and {high}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(value: Value) -> Map<String, Value> {
+        value.as_object().expect("the test gives an object").clone()
+    }
+
+    #[test]
+    fn getters_check_kind_and_range_and_name_the_field() {
+        let map = object(json!({"t": 3.0, "n": 1.5, "s": 5, "whole": 16.0, "none": null}));
+        let fields = Fields::new(&map);
+        let error = fields.number("t", 0.0..=2.0).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("t"));
+        assert_eq!(error.message, "'t' is 3; it must be between 0 and 2");
+        assert_eq!(
+            fields.integer("n", 1..=4).unwrap_err().message,
+            "'n' must be an integer, not a number"
+        );
+        assert_eq!(fields.string("s").unwrap_err().code, ErrorCode::InvalidValue);
+        assert_eq!(fields.count("whole", 1).unwrap(), Some(16));
+        assert_eq!(fields.count("none", 1).unwrap(), None);
+        assert!(fields.flag("absent", true).unwrap());
+    }
+
+    #[test]
+    fn broken_json_is_reported_with_its_position() {
+        let error = parse_object(b"{\"a\": tru}").unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidJson);
+        assert!(error.message.contains("line 1 column"), "{}", error.message);
+        assert!(parse_object(b"").unwrap_err().message.contains("empty"));
+        assert!(parse_object(b"[1]").unwrap_err().message.contains("not an array"));
+    }
+}

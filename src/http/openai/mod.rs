@@ -1,0 +1,11 @@
+//! The OpenAI API family: chat completions, text completions, models.
+//!
+//! Runs on HTTP workers. `fields`, `sampling`, `chat`, `completions`, `logprobs` and `answer` are
+//! pure functions between JSON and our words; `generate` runs the jobs and writes the answer.
+
+pub mod answer;
+pub mod chat;
+pub mod completions;
+pub mod fields;
+pub mod logprobs;
+pub mod sampling;
