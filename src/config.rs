@@ -289,9 +289,9 @@ impl Config {
             *key_file = folder.join(&*key_file);
         }
         for (model_name, model) in file.models {
-            let path = model.file.ok_or_else(|| {
-                ConfigError(format!("{name}: models.{model_name} lacks `file`"))
-            })?;
+            let path = model
+                .file
+                .ok_or_else(|| ConfigError(format!("{name}: models.{model_name} lacks `file`")))?;
             config.models.push(ModelConfig {
                 executor: deserialize(name, section(&table, &model_name, "executor"))?,
                 engine: deserialize(name, section(&table, &model_name, "engine"))?,
@@ -337,11 +337,12 @@ impl Config {
 
 /// `[section]` with `[models.NAME.section]` merged over it.
 fn section(table: &Table, model: &str, section: &str) -> Table {
-    let sub_table = |value: Option<&Value>| {
-        value.and_then(Value::as_table).cloned().unwrap_or_default()
-    };
+    let sub_table =
+        |value: Option<&Value>| value.and_then(Value::as_table).cloned().unwrap_or_default();
     let mut merged = sub_table(table.get(section));
-    let own = table.get("models").and_then(|models| models.get(model)?.get(section));
+    let own = table
+        .get("models")
+        .and_then(|models| models.get(model)?.get(section));
     merge(&mut merged, sub_table(own));
     merged
 }
@@ -438,13 +439,21 @@ mod tests {
 
     #[test]
     fn unknown_keys_name_line_and_nearest_key() {
-        let error = parse("[server]\nhost = \"::1\"\nprot = 1\n").unwrap_err().to_string();
-        assert!(error.starts_with("t.toml:3: unknown key `prot`; did you mean `port`?"), "{error}");
+        let error = parse("[server]\nhost = \"::1\"\nprot = 1\n")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("t.toml:3: unknown key `prot`; did you mean `port`?"),
+            "{error}"
+        );
         let error = parse("[sever]\n").unwrap_err().to_string();
         assert!(error.contains("did you mean `server`?"), "{error}");
         let error = parse("[models.a]\nfile=\"x\"\n[models.a.engine]\nmax_seqences=1\n");
         let error = error.unwrap_err().to_string();
-        assert!(error.contains("t.toml:4") && error.contains("`max_sequences`"), "{error}");
+        assert!(
+            error.contains("t.toml:4") && error.contains("`max_sequences`"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -461,10 +470,16 @@ mod tests {
         let local = "[server]\nport = 2\n[models.m.executor]\nqueue_timeout_s = 1.5\n";
         let local = Some(("local.toml".to_owned(), local.to_owned()));
         let config = Config::from_texts("t.toml", base, local, Path::new("/etc/t")).expect("valid");
-        assert_eq!((config.server.port, config.server.host.to_string()), (2, "::1".into()));
+        assert_eq!(
+            (config.server.port, config.server.host.to_string()),
+            (2, "::1".into())
+        );
         let model = &config.models[0];
         assert_eq!((model.engine.max_rows, model.engine.max_sequences), (9, 3));
-        assert_eq!(model.executor.queue_timeout, Some(Duration::from_millis(1500)));
+        assert_eq!(
+            model.executor.queue_timeout,
+            Some(Duration::from_millis(1500))
+        );
         assert_eq!(model.file, Path::new("/etc/t/m.gguf"));
     }
 
@@ -473,12 +488,24 @@ mod tests {
         let open = parse("[management]\nhost = \"0.0.0.0\"\n").expect("parses");
         assert!(open.check().unwrap_err().0.contains("admin_key"));
         let double = parse("[models.a]\nfile=\"a\"\naliases=[\"b\"]\n[models.b]\nfile=\"b\"\n");
-        assert!(double.expect("parses").check().unwrap_err().0.contains("`b`"));
+        assert!(
+            double
+                .expect("parses")
+                .check()
+                .unwrap_err()
+                .0
+                .contains("`b`")
+        );
     }
 
     #[test]
     fn distances() {
-        for (a, b, distance) in [("", "abc", 3), ("prot", "port", 2), ("a", "a", 0), ("kitten", "sitting", 3)] {
+        for (a, b, distance) in [
+            ("", "abc", 3),
+            ("prot", "port", 2),
+            ("a", "a", 0),
+            ("kitten", "sitting", 3),
+        ] {
             assert_eq!(edit_distance(a, b), distance, "{a} {b}");
         }
     }

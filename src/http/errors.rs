@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 
 /// What went wrong, in the API's words. One row of the table each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are the codes that the table spells out")]
+#[expect(
+    missing_docs,
+    reason = "the names are the codes that the table spells out"
+)]
 pub enum ErrorCode {
     InvalidJson,
     InvalidValue,

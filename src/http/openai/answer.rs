@@ -57,7 +57,10 @@ impl AnswerMeta {
         map.insert("object".to_owned(), Value::from(object));
         map.insert("created".to_owned(), Value::from(self.created));
         map.insert("model".to_owned(), Value::from(self.model.as_str()));
-        map.insert("system_fingerprint".to_owned(), Value::from(self.fingerprint.as_str()));
+        map.insert(
+            "system_fingerprint".to_owned(),
+            Value::from(self.fingerprint.as_str()),
+        );
         map.insert("choices".to_owned(), choices);
         map
     }
@@ -163,7 +166,12 @@ mod tests {
     #[test]
     fn a_shared_prompt_counts_once() {
         let mut sum = UsageSum::default();
-        let usage = Usage { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 3, loops: 1 };
+        let usage = Usage {
+            prompt_tokens: 5,
+            cached_tokens: 2,
+            completion_tokens: 3,
+            loops: 1,
+        };
         sum.add(usage, true);
         sum.add(usage, false);
         assert_eq!(sum.to_json()["total_tokens"], 11);

@@ -63,9 +63,14 @@ impl ChatRequest {
 
 /// `chat_template_kwargs`, plus `reasoning_effort`, which templates read under that name.
 fn template_extra(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
-    let mut extra = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
+    let mut extra = fields
+        .object("chat_template_kwargs")?
+        .cloned()
+        .unwrap_or_default();
     if let Some(effort) = fields.string("reasoning_effort")? {
-        extra.entry("reasoning_effort").or_insert_with(|| Value::from(effort));
+        extra
+            .entry("reasoning_effort")
+            .or_insert_with(|| Value::from(effort));
     }
     Ok(extra)
 }
@@ -76,7 +81,12 @@ fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
         match fields.integer(name, -1..=i64::from(u32::MAX))? {
             None => {}
             Some(-1) => return Ok(None),
-            Some(0) => return Err(ApiError::invalid(name, format!("'{name}' must be at least 1"))),
+            Some(0) => {
+                return Err(ApiError::invalid(
+                    name,
+                    format!("'{name}' must be at least 1"),
+                ));
+            }
             Some(count) => return Ok(Some(count as u32)),
         }
     }
@@ -105,9 +115,16 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
         ));
     };
     if items.is_empty() {
-        return Err(ApiError::invalid("messages", "'messages' must hold at least one message"));
+        return Err(ApiError::invalid(
+            "messages",
+            "'messages' must hold at least one message",
+        ));
     }
-    items.iter().enumerate().map(|(index, item)| message(index, item)).collect()
+    items
+        .iter()
+        .enumerate()
+        .map(|(index, item)| message(index, item))
+        .collect()
 }
 
 /// One message with its role mapped and its content flattened; other fields stay as they are.
@@ -122,7 +139,11 @@ fn message(index: usize, item: &Value) -> Result<Value, ApiError> {
         Some(other) => return Err(wrong_kind(&role_name, other, "a string")),
         None => {
             let message = format!("'{role_name}' is missing");
-            return Err(ApiError::param(ErrorCode::MissingRequiredParameter, role_name, message));
+            return Err(ApiError::param(
+                ErrorCode::MissingRequiredParameter,
+                role_name,
+                message,
+            ));
         }
     };
     let role = match role {
@@ -137,7 +158,10 @@ fn message(index: usize, item: &Value) -> Result<Value, ApiError> {
     };
     let mut flat = map.clone();
     flat.insert("role".to_owned(), Value::from(role));
-    flat.insert("content".to_owned(), Value::from(content(&name, map, role)?));
+    flat.insert(
+        "content".to_owned(),
+        Value::from(content(&name, map, role)?),
+    );
     Ok(Value::Object(flat))
 }
 
@@ -158,7 +182,11 @@ fn content(message: &str, map: &Map<String, Value>, role: &str) -> Result<String
         None if role == "assistant" => Ok(String::new()),
         None => {
             let message = format!("'{name}' is missing");
-            Err(ApiError::param(ErrorCode::MissingRequiredParameter, name, message))
+            Err(ApiError::param(
+                ErrorCode::MissingRequiredParameter,
+                name,
+                message,
+            ))
         }
         Some(other) => Err(wrong_kind(&name, other, "a string or an array of parts")),
     }
@@ -180,13 +208,18 @@ fn text_part<'a>(name: &str, part: &'a Value) -> Result<&'a str, ApiError> {
             name,
             format!("'{name}' has type '{kind}'; this model reads text parts only"),
         )),
-        None => Err(ApiError::invalid(name, format!("'{name}' must be an object with a \"type\""))),
+        None => Err(ApiError::invalid(
+            name,
+            format!("'{name}' must be an object with a \"type\""),
+        )),
     }
 }
 
 fn continued_text(messages: &[Value]) -> Result<String, ApiError> {
     let last = messages.last().filter(|last| last["role"] == "assistant");
-    let text = last.and_then(|last| last["content"].as_str()).map(str::trim_end);
+    let text = last
+        .and_then(|last| last["content"].as_str())
+        .map(str::trim_end);
     match text {
         Some(text) if !text.is_empty() => Ok(text.to_owned()),
         _ => Err(ApiError::invalid(
@@ -263,7 +296,10 @@ mod tests {
         let messages = &request.template.messages;
         assert_eq!(messages[0]["role"], "system");
         assert_eq!(messages[1]["content"], "a\nb");
-        assert_eq!(messages[2], json!({"role": "assistant", "content": "", "name": "x"}));
+        assert_eq!(
+            messages[2],
+            json!({"role": "assistant", "content": "", "name": "x"})
+        );
         assert!(request.template.add_generation_prompt);
         assert_eq!((request.max_tokens, request.logprobs), (None, None));
     }
@@ -276,19 +312,34 @@ mod tests {
             (json!({"messages": "hi"}), "messages"),
             (json!({"messages": ["hi"]}), "messages[0]"),
             (json!({"messages": [{"content": "x"}]}), "messages[0].role"),
-            (json!({"messages": [{"role": "bot", "content": "x"}]}), "messages[0].role"),
-            (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
-            (json!({"messages": [{"role": "user", "content": 5}]}), "messages[0].content"),
+            (
+                json!({"messages": [{"role": "bot", "content": "x"}]}),
+                "messages[0].role",
+            ),
+            (
+                json!({"messages": [{"role": "user"}]}),
+                "messages[0].content",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": 5}]}),
+                "messages[0].content",
+            ),
             (
                 json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
                 "messages[0].content[0]",
             ),
-            (json!({"messages": user("x"), "top_logprobs": 2}), "top_logprobs"),
+            (
+                json!({"messages": user("x"), "top_logprobs": 2}),
+                "top_logprobs",
+            ),
             (
                 json!({"messages": user("x"), "logprobs": true, "top_logprobs": 21}),
                 "top_logprobs",
             ),
-            (json!({"messages": user("x"), "max_tokens": 0}), "max_tokens"),
+            (
+                json!({"messages": user("x"), "max_tokens": 0}),
+                "max_tokens",
+            ),
             (
                 json!({"messages": user("x"), "continue_final_message": true}),
                 "continue_final_message",
@@ -305,10 +356,15 @@ mod tests {
     fn the_newer_token_limit_wins_and_minus_one_is_none() {
         let limit = |extra: Value| {
             let mut body = json!({"messages": user("x")});
-            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            body.as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
             parse(body).expect("valid").max_tokens
         };
-        assert_eq!(limit(json!({"max_tokens": 5, "max_completion_tokens": 7})), Some(7));
+        assert_eq!(
+            limit(json!({"max_tokens": 5, "max_completion_tokens": 7})),
+            Some(7)
+        );
         assert_eq!(limit(json!({"max_tokens": 5})), Some(5));
         assert_eq!(limit(json!({"max_tokens": -1})), None);
     }
@@ -321,7 +377,10 @@ mod tests {
         .expect("valid");
         assert!(!request.template.add_generation_prompt);
         assert_eq!(request.continued.as_deref(), Some("ab"));
-        assert_eq!(cut_behind("<u>say abc</u><a>ab</a>\n", "ab").unwrap(), "<u>say abc</u><a>ab");
+        assert_eq!(
+            cut_behind("<u>say abc</u><a>ab</a>\n", "ab").unwrap(),
+            "<u>say abc</u><a>ab"
+        );
         assert!(cut_behind("<u>", "ab").is_err());
     }
 }

@@ -48,8 +48,14 @@ impl CompletionRequest {
     pub fn parse(body: &Map<String, Value>, vocab_size: usize) -> Result<Self, ApiError> {
         let fields = Fields::new(body);
         let common = CommonOptions::parse(&fields, vocab_size)?;
-        if fields.string("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(ApiError::unsupported("suffix", "there is no fill-in-the-middle"));
+        if fields
+            .string("suffix")?
+            .is_some_and(|suffix| !suffix.is_empty())
+        {
+            return Err(ApiError::unsupported(
+                "suffix",
+                "there is no fill-in-the-middle",
+            ));
         }
         let echo = fields.flag("echo", false)?;
         let max_tokens = match fields.integer("max_tokens", -1..=i64::from(u32::MAX))? {
@@ -78,11 +84,17 @@ fn best_of(fields: &Fields<'_>, common: &CommonOptions) -> Result<u32, ApiError>
     let best_of = fields.integer("best_of", 1..=i64::from(CHOICES_MAX))?;
     let best_of = best_of.map_or(common.n, |count| count as u32);
     if best_of < common.n {
-        let message = format!("'best_of' is {best_of}; it must be at least 'n' ({})", common.n);
+        let message = format!(
+            "'best_of' is {best_of}; it must be at least 'n' ({})",
+            common.n
+        );
         return Err(ApiError::invalid("best_of", message));
     }
     if best_of > common.n && common.stream {
-        return Err(ApiError::invalid("best_of", "'best_of' above 'n' cannot be streamed"));
+        return Err(ApiError::invalid(
+            "best_of",
+            "'best_of' above 'n' cannot be streamed",
+        ));
     }
     Ok(best_of)
 }
@@ -91,7 +103,9 @@ fn best_of(fields: &Fields<'_>, common: &CommonOptions) -> Result<u32, ApiError>
 fn logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     match fields.get("logprobs") {
         Some(Value::Bool(flag)) => Ok(flag.then_some(1)),
-        _ => Ok(fields.integer("logprobs", 0..=LOGPROBS_MAX)?.map(|count| count as u32)),
+        _ => Ok(fields
+            .integer("logprobs", 0..=LOGPROBS_MAX)?
+            .map(|count| count as u32)),
     }
 }
 
@@ -115,10 +129,16 @@ fn prompts(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<Prompt>, ApiErr
         one => vec![one_prompt("prompt", one, vocab_size)?],
     };
     if prompts.is_empty() {
-        return Err(ApiError::invalid("prompt", "'prompt' must hold at least one prompt"));
+        return Err(ApiError::invalid(
+            "prompt",
+            "'prompt' must hold at least one prompt",
+        ));
     }
     if prompts.len() > PROMPTS_MAX {
-        let message = format!("'prompt' holds {} prompts, at most {PROMPTS_MAX}", prompts.len());
+        let message = format!(
+            "'prompt' holds {} prompts, at most {PROMPTS_MAX}",
+            prompts.len()
+        );
         return Err(ApiError::invalid("prompt", message));
     }
     Ok(prompts)
@@ -193,7 +213,10 @@ mod tests {
             (json!({"prompt": "a", "suffix": "b"}), "suffix"),
             (json!({"prompt": "a", "max_tokens": 0}), "max_tokens"),
             (json!({"prompt": "a", "n": 3, "best_of": 2}), "best_of"),
-            (json!({"prompt": "a", "stream": true, "best_of": 2}), "best_of"),
+            (
+                json!({"prompt": "a", "stream": true, "best_of": 2}),
+                "best_of",
+            ),
             (json!({"prompt": "a", "logprobs": 21}), "logprobs"),
             (json!({"prompt": "a", "echo": "x"}), "echo"),
         ];
@@ -207,7 +230,10 @@ mod tests {
     #[test]
     fn defaults_and_scoring() {
         let request = parse(json!({"prompt": "a"})).expect("valid");
-        assert_eq!((request.max_tokens, request.best_of, request.echo), (16, 1, false));
+        assert_eq!(
+            (request.max_tokens, request.best_of, request.echo),
+            (16, 1, false)
+        );
         let scoring = parse(json!({"prompt": "a", "max_tokens": 0, "echo": true, "logprobs": 0}));
         assert_eq!(scoring.expect("valid").max_tokens, 0);
     }

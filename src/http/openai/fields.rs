@@ -61,15 +61,13 @@ impl<'a> Fields<'a> {
     }
 
     /// A number within `range`.
-    pub fn number(
-        &self,
-        name: &str,
-        range: RangeInclusive<f64>,
-    ) -> Result<Option<f32>, ApiError> {
+    pub fn number(&self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        let number = value.as_f64().ok_or_else(|| wrong_kind(name, value, "a number"))?;
+        let number = value
+            .as_f64()
+            .ok_or_else(|| wrong_kind(name, value, "a number"))?;
         if !range.contains(&number) {
             return Err(out_of_range(name, number, range.start(), range.end()));
         }
@@ -77,11 +75,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An integer within `range`. A float without fraction is accepted (some clients send 16.0).
-    pub fn integer(
-        &self,
-        name: &str,
-        range: RangeInclusive<i64>,
-    ) -> Result<Option<i64>, ApiError> {
+    pub fn integer(&self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -102,7 +96,9 @@ impl<'a> Fields<'a> {
     pub fn flag(&self, name: &str, default: bool) -> Result<bool, ApiError> {
         match self.get(name) {
             None => Ok(default),
-            Some(value) => value.as_bool().ok_or_else(|| wrong_kind(name, value, "a boolean")),
+            Some(value) => value
+                .as_bool()
+                .ok_or_else(|| wrong_kind(name, value, "a boolean")),
         }
     }
 
@@ -110,9 +106,10 @@ impl<'a> Fields<'a> {
     pub fn string(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
         match self.get(name) {
             None => Ok(None),
-            Some(value) => {
-                value.as_str().map(Some).ok_or_else(|| wrong_kind(name, value, "a string"))
-            }
+            Some(value) => value
+                .as_str()
+                .map(Some)
+                .ok_or_else(|| wrong_kind(name, value, "a string")),
         }
     }
 
@@ -120,9 +117,10 @@ impl<'a> Fields<'a> {
     pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, ApiError> {
         match self.get(name) {
             None => Ok(None),
-            Some(value) => {
-                value.as_object().map(Some).ok_or_else(|| wrong_kind(name, value, "an object"))
-            }
+            Some(value) => value
+                .as_object()
+                .map(Some)
+                .ok_or_else(|| wrong_kind(name, value, "an object")),
         }
     }
 
@@ -184,7 +182,10 @@ mod tests {
             fields.integer("n", 1..=4).unwrap_err().message,
             "'n' must be an integer, not a number"
         );
-        assert_eq!(fields.string("s").unwrap_err().code, ErrorCode::InvalidValue);
+        assert_eq!(
+            fields.string("s").unwrap_err().code,
+            ErrorCode::InvalidValue
+        );
         assert_eq!(fields.count("whole", 1).unwrap(), Some(16));
         assert_eq!(fields.count("none", 1).unwrap(), None);
         assert!(fields.flag("absent", true).unwrap());
@@ -196,6 +197,11 @@ mod tests {
         assert_eq!(error.code, ErrorCode::InvalidJson);
         assert!(error.message.contains("line 1 column"), "{}", error.message);
         assert!(parse_object(b"").unwrap_err().message.contains("empty"));
-        assert!(parse_object(b"[1]").unwrap_err().message.contains("not an array"));
+        assert!(
+            parse_object(b"[1]")
+                .unwrap_err()
+                .message
+                .contains("not an array")
+        );
     }
 }

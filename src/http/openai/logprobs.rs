@@ -93,7 +93,11 @@ impl CompletionLogprobs {
             return 0;
         }
         let starts_character = |byte: &&u8| (**byte & 0xC0) != 0x80;
-        tokenizer.token_bytes(token).iter().filter(starts_character).count()
+        tokenizer
+            .token_bytes(token)
+            .iter()
+            .filter(starts_character)
+            .count()
     }
 }
 

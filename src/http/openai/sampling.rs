@@ -44,7 +44,9 @@ impl CommonOptions {
     /// Reads and checks the shared fields.
     pub fn parse(fields: &Fields<'_>, vocab_size: usize) -> Result<Self, ApiError> {
         refuse_unsupported(fields)?;
-        let n = fields.integer("n", 1..=i64::from(CHOICES_MAX))?.unwrap_or(1) as u32;
+        let n = fields
+            .integer("n", 1..=i64::from(CHOICES_MAX))?
+            .unwrap_or(1) as u32;
         let stream = fields.flag("stream", false)?;
         Ok(Self {
             sampling: sampling(fields, vocab_size)?,
@@ -91,14 +93,22 @@ fn sampling(fields: &Fields<'_>, vocab_size: usize) -> Result<SamplingParams, Ap
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
     let last_n = fields.integer("repeat_last_n", -1..=i64::from(u32::MAX))?;
     Ok(SamplingParams {
-        temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(default.temperature),
+        temperature: fields
+            .number("temperature", 0.0..=2.0)?
+            .unwrap_or(default.temperature),
         top_k: top_k.map_or(default.top_k, |k| k.max(0) as u32),
         top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(default.top_p),
         min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(default.min_p),
         repetition_penalty: repetition.unwrap_or(default.repetition_penalty),
-        repeat_last_n: last_n.map_or(default.repeat_last_n, |n| u32::try_from(n).unwrap_or(u32::MAX)),
-        presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
-        frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        repeat_last_n: last_n.map_or(default.repeat_last_n, |n| {
+            u32::try_from(n).unwrap_or(u32::MAX)
+        }),
+        presence_penalty: fields
+            .number("presence_penalty", -2.0..=2.0)?
+            .unwrap_or(0.0),
+        frequency_penalty: fields
+            .number("frequency_penalty", -2.0..=2.0)?
+            .unwrap_or(0.0),
         logit_bias: logit_bias(fields, vocab_size)?,
         seed: seed(fields)?,
     })
@@ -126,12 +136,17 @@ fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(TokenId, f3
     map.iter()
         .map(|(key, value)| {
             let param = format!("logit_bias.{key}");
-            let token = key.parse::<TokenId>().ok().filter(|id| (*id as usize) < vocab_size);
+            let token = key
+                .parse::<TokenId>()
+                .ok()
+                .filter(|id| (*id as usize) < vocab_size);
             let token = token.ok_or_else(|| {
                 let message = format!("'{key}' is not a token id of this model (0..{vocab_size})");
                 ApiError::invalid(&param, message)
             })?;
-            let bias = value.as_f64().ok_or_else(|| wrong_kind(&param, value, "a number"))?;
+            let bias = value
+                .as_f64()
+                .ok_or_else(|| wrong_kind(&param, value, "a number"))?;
             if !(-100.0..=100.0).contains(&bias) {
                 let message = format!("the bias {bias} must be between -100 and 100");
                 return Err(ApiError::invalid(param, message));
@@ -162,7 +177,10 @@ fn stop_strings(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
         Some(one) => std::slice::from_ref(one),
     };
     if values.len() > STOP_STRINGS_MAX {
-        let message = format!("'stop' holds {} strings, at most {STOP_STRINGS_MAX}", values.len());
+        let message = format!(
+            "'stop' holds {} strings, at most {STOP_STRINGS_MAX}",
+            values.len()
+        );
         return Err(ApiError::invalid("stop", message));
     }
     values
@@ -180,11 +198,7 @@ fn stop_strings(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
 }
 
 /// Token ids of this model from a JSON array.
-pub fn token_ids(
-    items: &[Value],
-    name: &str,
-    vocab_size: usize,
-) -> Result<Vec<TokenId>, ApiError> {
+pub fn token_ids(items: &[Value], name: &str, vocab_size: usize) -> Result<Vec<TokenId>, ApiError> {
     items
         .iter()
         .map(|item| {
@@ -239,19 +253,47 @@ type Refusal = (&'static str, fn(&Value) -> bool, &'static str);
 const REFUSALS: &[Refusal] = &[
     ("tools", is_empty, "tool calls are not built yet"),
     ("functions", is_empty, "tool calls are not built yet"),
-    ("tool_choice", is_no_choice, "only \"none\" and \"auto\" without tools"),
-    ("function_call", is_no_choice, "only \"none\" and \"auto\" without functions"),
-    ("response_format", is_text_format, "only {\"type\": \"text\"}"),
+    (
+        "tool_choice",
+        is_no_choice,
+        "only \"none\" and \"auto\" without tools",
+    ),
+    (
+        "function_call",
+        is_no_choice,
+        "only \"none\" and \"auto\" without functions",
+    ),
+    (
+        "response_format",
+        is_text_format,
+        "only {\"type\": \"text\"}",
+    ),
     ("modalities", is_text_modality, "only [\"text\"]"),
     ("audio", never, "there is no audio output"),
     ("web_search_options", never, "there is no web search"),
     ("grammar", is_empty, "constrained output is not built yet"),
-    ("json_schema", is_empty, "constrained output is not built yet"),
-    ("structured_outputs", is_empty, "constrained output is not built yet"),
+    (
+        "json_schema",
+        is_empty,
+        "constrained output is not built yet",
+    ),
+    (
+        "structured_outputs",
+        is_empty,
+        "constrained output is not built yet",
+    ),
     ("guided_json", never, "constrained output is not built yet"),
     ("guided_regex", never, "constrained output is not built yet"),
-    ("guided_choice", never, "constrained output is not built yet"),
-    ("guided_grammar", never, "constrained output is not built yet"),
+    (
+        "guided_choice",
+        never,
+        "constrained output is not built yet",
+    ),
+    (
+        "guided_grammar",
+        never,
+        "constrained output is not built yet",
+    ),
     ("typical_p", is_one, "typical sampling is not built"),
     ("top_n_sigma", is_off, "top-n-sigma sampling is not built"),
     ("dry_multiplier", is_off, "DRY sampling is not built"),
@@ -262,9 +304,17 @@ const REFUSALS: &[Refusal] = &[
     ("bad_words", is_empty, "use 'logit_bias'"),
     ("allowed_token_ids", is_empty, "use 'logit_bias'"),
     ("truncate_prompt_tokens", never, "prompts are never cut"),
-    ("prompt_logprobs", never, "use 'echo' with 'logprobs' on /v1/completions"),
+    (
+        "prompt_logprobs",
+        never,
+        "use 'echo' with 'logprobs' on /v1/completions",
+    ),
     ("lora", is_empty, "adapters are not built"),
-    ("chat_template", never, "the template comes from the model file"),
+    (
+        "chat_template",
+        never,
+        "the template comes from the model file",
+    ),
 ];
 
 fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
@@ -326,7 +376,11 @@ pub fn check_context(
         "this model's maximum context length is {context_length} tokens; the request asks for \
          {wanted} ({prompt_tokens} in the prompt, {max_tokens} for the completion)"
     );
-    Err(ApiError::param(ErrorCode::ContextLengthExceeded, param, message))
+    Err(ApiError::param(
+        ErrorCode::ContextLengthExceeded,
+        param,
+        message,
+    ))
 }
 
 #[cfg(test)]
@@ -383,7 +437,10 @@ mod tests {
             (json!({"logit_bias": {"5": 101}}), "logit_bias.5"),
             (json!({"logit_bias": []}), "logit_bias"),
             (json!({"stream": "yes"}), "stream"),
-            (json!({"stream_options": {"include_usage": true}}), "stream_options"),
+            (
+                json!({"stream_options": {"include_usage": true}}),
+                "stream_options",
+            ),
             (
                 json!({"stream": true, "stream_options": {"include_usage": 1}}),
                 "stream_options.include_usage",
