@@ -41,3 +41,110 @@ fn range(model: &Model, segment: Segment) -> std::ops::Range<usize> {
     let blocks = model.plan.blocks(segment);
     blocks.start as usize..blocks.end as usize
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::reference::ReferenceBackend;
+    use crate::backend::{PageId, Row, SequencePages, SlotId};
+    use crate::model::testing;
+
+    /// A tiny model with room for 4 sequences of 64 tokens, `loops` groups each.
+    struct Rig {
+        backend: ReferenceBackend,
+        model: Model,
+    }
+
+    const BLOCKS_PER_SEQUENCE: u32 = 4;
+
+    impl Rig {
+        fn new() -> Self {
+            let mut backend = ReferenceBackend::new();
+            let model = testing::tiny(&mut backend, 7);
+            backend
+                .allocate(&model.geometry(64, 64, 16, 64))
+                .expect("small");
+            Self { backend, model }
+        }
+
+        /// One pass over `(sequence, start, tokens)` spans; logits of every row.
+        fn pass(&mut self, spans: &[(u32, u32, &[u32])]) -> Vec<f32> {
+            let mut pass = Pass::default();
+            for (index, (sequence, start, tokens)) in spans.iter().enumerate() {
+                // Pages in falling order, so that a wrong table lookup shows.
+                let first = sequence * BLOCKS_PER_SEQUENCE;
+                let pages = (first..first + BLOCKS_PER_SEQUENCE).rev().map(PageId);
+                pass.sequences.push(SequencePages {
+                    groups: vec![pages.collect()],
+                });
+                for (offset, token) in tokens.iter().enumerate() {
+                    pass.rows.push(Row {
+                        slot: SlotId(pass.rows.len() as u32),
+                        token: *token,
+                        position: start + offset as u32,
+                        sequence: index as u32,
+                        iteration: 0,
+                        enters: true,
+                        wants_logits: true,
+                    });
+                }
+            }
+            run_pass(&self.model, &mut self.backend, Segment::Core, &pass)
+                .expect("a valid pass")
+                .to_vec()
+        }
+    }
+
+    fn tokens(n: u32, salt: u32) -> Vec<u32> {
+        (0..n).map(|i| (i * 37 + salt * 101 + 5) % 259).collect()
+    }
+
+    #[test]
+    fn chunks_and_neighbours_do_not_change_a_bit() {
+        let (long, other) = (tokens(40, 1), tokens(19, 2));
+        let whole = Rig::new().pass(&[(0, 0, &long)]);
+        assert!(whole.iter().all(|logit| logit.is_finite()));
+
+        let mut rig = Rig::new();
+        let mut chunked = rig.pass(&[(0, 0, &long[..17])]);
+        let mixed = rig.pass(&[(1, 0, &other), (0, 17, &long[17..18]), (2, 0, &other)]);
+        let vocab = rig.model.spec.vocab_size as usize;
+        chunked.extend_from_slice(&mixed[19 * vocab..20 * vocab]);
+        chunked.extend(rig.pass(&[(0, 18, &long[18..])]));
+        assert_eq!(whole, chunked);
+        assert_eq!(mixed[..19 * vocab], mixed[20 * vocab..]);
+        assert_eq!(Rig::new().pass(&[(0, 0, &other)]), mixed[..19 * vocab]);
+    }
+
+    #[test]
+    fn a_copied_page_serves_like_the_original() {
+        let long = tokens(20, 3);
+        let mut rig = Rig::new();
+        rig.pass(&[(0, 0, &long)]);
+        for page in 0..BLOCKS_PER_SEQUENCE {
+            let (from, to) = (PageId(page), PageId(BLOCKS_PER_SEQUENCE + page));
+            rig.backend.copy_page(from, to).expect("pages exist");
+        }
+        let next = tokens(1, 9);
+        let original = rig.pass(&[(0, 20, &next)]);
+        assert_eq!(original, rig.pass(&[(1, 20, &next)]));
+        assert_ne!(original, rig.pass(&[(2, 20, &next)]));
+    }
+
+    #[test]
+    fn a_window_hides_what_is_older() {
+        let (long, short) = (tokens(12, 4), tokens(12, 4));
+        let mut rig = Rig::new();
+        for block in &mut rig.model.weights.blocks {
+            block.attend.window = 1;
+        }
+        // With a window of one token the past does not matter at all, except for the position.
+        let first = rig.pass(&[(0, 0, &long)]);
+        let mut changed = short;
+        changed[0] = 200;
+        let second = rig.pass(&[(1, 0, &changed)]);
+        let vocab = rig.model.spec.vocab_size as usize;
+        assert_ne!(first[..vocab], second[..vocab]);
+        assert_eq!(first[vocab..], second[vocab..]);
+    }
+}
