@@ -47,7 +47,7 @@ mod tests {
     use super::*;
     use crate::backend::reference::ReferenceBackend;
     use crate::backend::{PageId, Row, SequencePages, SlotId};
-    use crate::model::testing;
+    use crate::model::{Plan, testing};
 
     /// A tiny model with room for 4 sequences of 64 tokens, `loops` groups each.
     struct Rig {
@@ -146,5 +146,77 @@ mod tests {
         let vocab = rig.model.spec.vocab_size as usize;
         assert_ne!(first[..vocab], second[..vocab]);
         assert_eq!(first[vocab..], second[vocab..]);
+    }
+
+    #[test]
+    fn loops_equal_the_same_blocks_written_out() {
+        let sequence = tokens(37, 6);
+        for (prelude, core, coda) in [(0, 2, 0), (1, 2, 1), (2, 1, 0), (0, 1, 2)] {
+            let mut backend = ReferenceBackend::new();
+            let looped = testing::tiny_looped(&mut backend, 11, (prelude, core, coda), 2, 4);
+            for loops in [1, 2, 4] {
+                let mut unrolled_backend = ReferenceBackend::new();
+                let unrolled = unrolled(&mut unrolled_backend, 11, (prelude, core, coda), loops);
+                let wanted = all_logits(&unrolled, &mut unrolled_backend, &sequence, 1);
+                assert_eq!(
+                    all_logits(&looped, &mut backend, &sequence, loops),
+                    wanted,
+                    "{prelude} + {core} x {loops} + {coda}"
+                );
+            }
+        }
+    }
+
+    fn all_logits(
+        model: &Model,
+        backend: &mut ReferenceBackend,
+        tokens: &[u32],
+        loops: u32,
+    ) -> Vec<f32> {
+        let mut all = Vec::new();
+        testing::Runner::new(model, backend, 64, 10)
+            .and_then(|mut runner| {
+                runner.logits(
+                    tokens,
+                    loops,
+                    |_| true,
+                    |_, logits| all.extend_from_slice(logits),
+                )
+            })
+            .expect("a small model fits");
+        all
+    }
+
+    /// An ordinary model whose blocks are those of the looped one, in the order of their use.
+    fn unrolled(
+        backend: &mut ReferenceBackend,
+        seed: u64,
+        (prelude, core, coda): (u32, u32, u32),
+        loops: u32,
+    ) -> Model {
+        let looped = testing::tiny_looped(backend, seed, (prelude, core, coda), loops, loops);
+        let plan = Plan::ordinary(looped.plan.virtual_layers(loops));
+        let mut uses: Vec<u32> = (0..prelude).collect();
+        for _ in 0..loops {
+            uses.extend(prelude..prelude + core);
+        }
+        uses.extend(prelude + core..prelude + core + coda);
+        let mut weights = looped.weights.clone();
+        weights.blocks = uses
+            .iter()
+            .enumerate()
+            .map(|(layer, block)| {
+                let mut block = looped.weights.blocks[*block as usize];
+                let place = plan.kv_place(Segment::Core, layer as u32);
+                block.qkv.kv = place;
+                block.attend.kv = place;
+                block
+            })
+            .collect();
+        Model {
+            spec: looped.spec,
+            plan,
+            weights,
+        }
     }
 }

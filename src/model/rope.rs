@@ -128,6 +128,13 @@ impl RopeScaling {
                 let number = |suffix: &str, default: f32| {
                     Ok::<f32, ModelError>(file.optional_f32(&key(suffix))?.unwrap_or(default))
                 };
+                let extrapolation = number("yarn_ext_factor", 1.0)?;
+                if extrapolation != 1.0 {
+                    return Err(ModelError::Unsupported(format!(
+                        "{} is {extrapolation}; only 1 is supported",
+                        key("yarn_ext_factor")
+                    )));
+                }
                 Ok(Self::Yarn {
                     factor,
                     original_context: file
@@ -135,7 +142,9 @@ impl RopeScaling {
                         .unwrap_or(context_length),
                     beta_fast: number("yarn_beta_fast", 32.0)?,
                     beta_slow: number("yarn_beta_slow", 1.0)?,
-                    magnitude: number("attn_factor", 1.0)? * (1.0 + 0.1 * factor.ln()),
+                    magnitude: number("attn_factor", 1.0)?
+                        * number("yarn_attn_factor", 1.0)?
+                        * (1.0 + 0.1 * factor.max(1.0).ln()),
                 })
             }
             Some(other) => Err(ModelError::Unsupported(format!(

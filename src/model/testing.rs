@@ -8,8 +8,11 @@ use super::plan::Plan;
 use super::rope::{RopeScaling, RopeSpec};
 use super::spec::ModelSpec;
 use super::weights::{ModelWeights, TensorSource, tensor_rules};
-use super::{Model, architectures};
-use crate::backend::{Backend, RopePairs, TensorData};
+use super::{Model, architectures, forward};
+use crate::backend::{
+    Backend, BackendError, PAGE_TOKENS, PageId, Pass, RopePairs, Row, SequencePages, SlotId,
+    TensorData,
+};
 use crate::dtype::DType;
 use crate::format::FormatError;
 use std::collections::BTreeMap;
@@ -201,6 +204,96 @@ impl TensorSource for RandomTensors {
         FormatError::Invalid {
             path: "random tensors".to_owned(),
             reason,
+        }
+    }
+}
+
+/// Runs one sequence after another through a model, without an engine: the yardstick for it.
+pub struct Runner<'a> {
+    model: &'a Model,
+    backend: &'a mut dyn Backend,
+    max_tokens: usize,
+    chunk: usize,
+}
+
+impl<'a> Runner<'a> {
+    /// Allocates the backend's state for sequences of at most `max_tokens`, computed in chunks of
+    /// `chunk` tokens, with as many loops as the plan allows.
+    pub fn new(
+        model: &'a Model,
+        backend: &'a mut dyn Backend,
+        max_tokens: usize,
+        chunk: usize,
+    ) -> Result<Self, BackendError> {
+        let n_pages = max_tokens.div_ceil(PAGE_TOKENS) * model.plan.kv_groups(model.plan.max_loops);
+        backend.allocate(&model.geometry(chunk, chunk, n_pages, max_tokens))?;
+        Ok(Self {
+            model,
+            backend,
+            max_tokens,
+            chunk,
+        })
+    }
+
+    /// Computes a sequence with `loops` core iterations and shows `(position, logits)` of every
+    /// position that `wants` picks to `see`, in order.
+    ///
+    /// # Panics
+    /// When the sequence is longer than `max_tokens`.
+    pub fn logits(
+        &mut self,
+        tokens: &[u32],
+        loops: u32,
+        wants: impl Fn(usize) -> bool,
+        mut see: impl FnMut(usize, &[f32]),
+    ) -> Result<(), BackendError> {
+        assert!(tokens.len() <= self.max_tokens, "the sequence is too long");
+        let plan = &self.model.plan;
+        let vocab_size = self.model.spec.vocab_size as usize;
+        for start in (0..tokens.len()).step_by(self.chunk) {
+            let mut pass = self.chunk_pass(tokens, start, loops);
+            let mut stage = Some(plan.first_stage());
+            while let Some(now) = stage {
+                stage = plan.next_stage(now, loops);
+                for row in &mut pass.rows {
+                    row.iteration = now.iteration;
+                    row.enters = now == plan.first_stage();
+                    row.wants_logits = stage.is_none() && wants(row.position as usize);
+                }
+                let logits = forward::run_pass(self.model, self.backend, now.segment, &pass)?;
+                let wanted = pass.rows.iter().filter(|row| row.wants_logits);
+                for (row, logits) in wanted.zip(logits.chunks_exact(vocab_size)) {
+                    see(row.position as usize, logits);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows of one chunk. Pages are handed out in falling order, so that a backend which takes
+    /// a block index for a page index is found out.
+    fn chunk_pass(&self, tokens: &[u32], start: usize, loops: u32) -> Pass {
+        let end = tokens.len().min(start + self.chunk);
+        let blocks_per_group = self.max_tokens.div_ceil(PAGE_TOKENS) as u32;
+        let groups = (0..self.model.plan.kv_groups(loops) as u32)
+            .map(|group| {
+                let first = group * blocks_per_group;
+                let pages = (first..first + blocks_per_group).rev();
+                pages.map(PageId).collect()
+            })
+            .collect();
+        let row = |position: usize| Row {
+            slot: SlotId((position - start) as u32),
+            token: tokens[position],
+            position: position as u32,
+            sequence: 0,
+            iteration: 0,
+            enters: false,
+            wants_logits: false,
+        };
+        Pass {
+            rows: (start..end).map(row).collect(),
+            sequences: vec![SequencePages { groups }],
         }
     }
 }
