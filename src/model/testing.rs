@@ -119,8 +119,15 @@ pub fn tiny_spec(shape: &TinyShape) -> ModelSpec {
 
 /// Random f32 tensors for the required rules of a spec.
 pub struct RandomTensors {
-    /// Name to (dims in the file's order, little-endian f32 bytes).
-    tensors: BTreeMap<String, (Vec<u64>, Vec<u8>)>,
+    tensors: BTreeMap<String, RandomTensor>,
+}
+
+#[derive(Clone)]
+struct RandomTensor {
+    /// In the file's order.
+    dims: Vec<u64>,
+    /// Little-endian f32.
+    bytes: Vec<u8>,
 }
 
 impl RandomTensors {
@@ -150,7 +157,8 @@ impl RandomTensors {
                     })
                     .flat_map(f32::to_le_bytes)
                     .collect();
-                (rule.name, (rule.dims, bytes))
+                let dims = rule.dims;
+                (rule.name, RandomTensor { dims, bytes })
             })
             .collect();
         Self { tensors }
@@ -165,7 +173,7 @@ impl RandomTensors {
         self.tensors.insert(to.to_owned(), tensor);
     }
 
-    fn find(&self, name: &str) -> Result<(&str, &(Vec<u64>, Vec<u8>)), FormatError> {
+    fn find(&self, name: &str) -> Result<(&str, &RandomTensor), FormatError> {
         self.tensors
             .get_key_value(name)
             .map(|(name, tensor)| (name.as_str(), tensor))
@@ -177,12 +185,12 @@ impl TensorSource for RandomTensors {
     fn shapes(&self) -> Vec<(String, Vec<u64>)> {
         self.tensors
             .iter()
-            .map(|(name, (dims, _))| (name.clone(), dims.clone()))
+            .map(|(name, tensor)| (name.clone(), tensor.dims.clone()))
             .collect()
     }
 
     fn matrix(&self, name: &str) -> Result<TensorData<'_>, FormatError> {
-        let (name, (dims, bytes)) = self.find(name)?;
+        let (name, RandomTensor { dims, bytes }) = self.find(name)?;
         Ok(TensorData {
             name,
             dtype: DType::F32,
@@ -193,8 +201,9 @@ impl TensorSource for RandomTensors {
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError> {
-        let (_, (_, bytes)) = self.find(name)?;
-        Ok(bytes
+        let (_, tensor) = self.find(name)?;
+        Ok(tensor
+            .bytes
             .chunks_exact(4)
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect())

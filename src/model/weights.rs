@@ -280,11 +280,17 @@ impl Loader<'_> {
     fn rope(&mut self) -> Result<RopeId, ModelError> {
         let name = "rope_freqs.weight";
         let factors = if self.present.contains(name) {
-            Some(self.source.vector(name)?)
+            let values = self.source.vector(name)?;
+            self.advance(4 * values.len() as u64);
+            Some(values)
         } else {
             None
         };
-        if factors.iter().flatten().any(|factor| !(*factor > 0.0)) {
+        if factors
+            .iter()
+            .flatten()
+            .any(|factor| factor.is_nan() || *factor <= 0.0)
+        {
             let reason = format!("tensor {name} holds a factor that is not positive");
             return Err(self.source.invalid(reason).into());
         }
