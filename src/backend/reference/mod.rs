@@ -16,7 +16,6 @@ use super::{
     MatrixId, MemoryUse, PAGE_TOKENS, PageId, Pass, QkvOp, RopeId, RopeTable, Row, StateGeometry,
     TensorData, VectorId,
 };
-use crate::dtype::DType;
 use math::{add, gated, matmul, rms_norm, rotate, softmax};
 
 /// A dequantized weight matrix.
@@ -205,7 +204,7 @@ impl Backend for ReferenceBackend {
     fn load_matrix(&mut self, tensor: &TensorData<'_>) -> Result<MatrixId, BackendError> {
         let n_values = tensor.n_out * tensor.n_in;
         let mut values = zeros(tensor.name, n_values)?;
-        dequantize(tensor, &mut values);
+        dequant::dequantize(tensor.dtype, tensor.bytes, &mut values);
         self.matrices.push(Matrix {
             n_out: tensor.n_out,
             n_in: tensor.n_in,
@@ -349,25 +348,10 @@ fn zeros(what: &str, n_floats: usize) -> Result<Vec<f32>, BackendError> {
     Ok(vec![0.0; n_floats])
 }
 
-fn dequantize(tensor: &TensorData<'_>, values: &mut [f32]) {
-    match tensor.dtype {
-        DType::F32 => {
-            for (value, bytes) in values.iter_mut().zip(tensor.bytes.as_chunks::<4>().0) {
-                *value = f32::from_le_bytes(*bytes);
-            }
-        }
-        DType::F16 => {
-            for (value, bytes) in values.iter_mut().zip(tensor.bytes.as_chunks::<2>().0) {
-                *value = half::f16::from_le_bytes(*bytes).to_f32();
-            }
-        }
-        dtype => dequant::dequantize(dtype, tensor.bytes, values),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::DType;
 
     #[test]
     fn absurd_sizes_are_errors() {
