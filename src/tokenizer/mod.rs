@@ -1,15 +1,51 @@
-//! Text to tokens and back. (stub: being written)
+//! Text to tokens and back: vocabulary, special tokens, pre-tokenizers, merges, chat template.
+//!
+//! Built once at load from a file's metadata, then immutable and shared by all threads (HTTP
+//! workers encode and decode; the engine sees ids only). Reading order: this file, `vocabulary`,
+//! `special` (special tokens in text), `bpe` with `pretokenizers` (byte-level vocabularies), `spm`
+//! (SentencePiece vocabularies), `from_gguf` (reading the metadata), `text_stream` (incremental
+//! detokenizer with stop strings), `chat_template`.
+//!
+//! Invariants: `encode` and `decode` never fail and never panic, whatever the text or the ids; a
+//! text encoded without `parse_special` never contains a control token beside BOS and EOS.
+
 pub mod chat_template;
+mod special;
 pub mod text_stream;
+mod vocabulary;
 
 use crate::format::{FormatError, Gguf};
 use crate::request::TokenId;
+use special::{Fragment, SpecialTokens};
+use vocabulary::{TokenKind, Vocabulary};
 
 pub use chat_template::{ChatTemplate, TemplateError};
 pub use text_stream::{TextStep, TextStream};
 
 /// A vocabulary with its rules. Shared by all threads, immutable.
-pub struct Tokenizer {}
+pub struct Tokenizer {
+    vocabulary: Vocabulary,
+    special: SpecialTokens,
+    model: Model,
+    ends: SequenceRules,
+    /// Ascending.
+    end_tokens: Vec<TokenId>,
+}
+
+/// How plain text becomes tokens.
+enum Model {
+    /// Token `b` is byte `b` (tests).
+    Bytes,
+}
+
+/// What stands at the ends of a sequence.
+#[derive(Clone, Copy, Debug, Default)]
+struct SequenceRules {
+    bos: Option<TokenId>,
+    eos: Option<TokenId>,
+    add_bos: bool,
+    add_eos: bool,
+}
 
 /// How text becomes tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,44 +61,129 @@ impl Tokenizer {
     pub fn from_gguf(_file: &Gguf) -> Result<Self, FormatError> {
         unimplemented!()
     }
+
+    /// A vocabulary for tests that need no file: token `b` is byte `b` for 0..=255, then the
+    /// control tokens 256 `<|bos|>`, 257 `<|eos|>`, 258 `<|im_start|>`, 259 `<|im_end|>`; 257 and
+    /// 259 end a generation. BOS is not added by itself. Every text encodes to its bytes.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn bytes_for_tests() -> Self {
+        let mut vocabulary = Vocabulary::with_capacity(260);
+        for byte in 0..=255_u8 {
+            vocabulary.push(TokenKind::Normal, |bytes| bytes.push(byte));
+        }
+        for name in ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"] {
+            vocabulary.push(TokenKind::Control, |bytes| {
+                bytes.extend_from_slice(name.as_bytes());
+            });
+        }
+        let ends = SequenceRules {
+            bos: Some(256),
+            eos: Some(257),
+            ..SequenceRules::default()
+        };
+        Self::from_parts(vocabulary, Model::Bytes, ends, vec![257, 259])
+    }
+
+    fn from_parts(
+        vocabulary: Vocabulary,
+        model: Model,
+        ends: SequenceRules,
+        end_tokens: Vec<TokenId>,
+    ) -> Self {
+        Self {
+            special: SpecialTokens::new(&vocabulary),
+            vocabulary,
+            model,
+            ends,
+            end_tokens,
+        }
+    }
+
     /// Text to tokens.
     #[must_use]
-    pub fn encode(&self, _text: &str, _options: EncodeOptions) -> Vec<TokenId> {
-        unimplemented!()
+    pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
+        let mut tokens = Vec::with_capacity(text.len() / 3 + 2);
+        if let Some(bos) = self.ends.bos
+            && self.ends.add_bos
+            && options.add_special
+        {
+            tokens.push(bos);
+        }
+        let n_bos = tokens.len();
+        for fragment in self.special.split(text, options.parse_special) {
+            match fragment {
+                Fragment::Token(token) => tokens.push(token),
+                Fragment::Text(text) => self.encode_plain(text, &mut tokens),
+            }
+        }
+        if n_bos == 1 && tokens.get(1) == self.ends.bos.as_ref() {
+            tokens.remove(0); // The text brought its own BOS.
+        }
+        if let Some(eos) = self.ends.eos
+            && self.ends.add_eos
+            && options.add_special
+            && tokens.last() != Some(&eos)
+        {
+            tokens.push(eos);
+        }
+        tokens
     }
+
+    /// Text without special tokens in it.
+    fn encode_plain(&self, text: &str, tokens: &mut Vec<TokenId>) {
+        match &self.model {
+            Model::Bytes => tokens.extend(text.bytes().map(TokenId::from)),
+        }
+    }
+
     /// Tokens to text; incomplete UTF-8 becomes U+FFFD; control tokens are left out when `skip_special`.
+    /// The texts of the tokens are only joined: a space that the encoder put before the first word stays.
     #[must_use]
-    pub fn decode(&self, _tokens: &[TokenId], _skip_special: bool) -> String {
-        unimplemented!()
+    pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
+        let mut bytes = Vec::with_capacity(tokens.len() * 4);
+        for &token in tokens {
+            if !(skip_special && self.is_control(token)) {
+                bytes.extend_from_slice(self.token_bytes(token));
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
     }
+
     /// The bytes a token stands for in running text (special tokens: their name).
     #[must_use]
-    pub fn token_bytes(&self, _token: TokenId) -> &[u8] {
-        unimplemented!()
+    pub fn token_bytes(&self, token: TokenId) -> &[u8] {
+        self.vocabulary.bytes(token)
     }
+
     /// Whether the token is a control token (not shown in answers).
     #[must_use]
-    pub fn is_control(&self, _token: TokenId) -> bool {
-        unimplemented!()
+    pub fn is_control(&self, token: TokenId) -> bool {
+        let kind = self.vocabulary.kind(token);
+        matches!(kind, TokenKind::Control | TokenKind::Unknown)
     }
+
     /// Tokens that end a generation (EOS, end of turn, ..), ascending.
     #[must_use]
     pub fn end_tokens(&self) -> &[TokenId] {
-        unimplemented!()
+        &self.end_tokens
     }
+
     /// Beginning of sequence.
     #[must_use]
     pub fn bos(&self) -> Option<TokenId> {
-        unimplemented!()
+        self.ends.bos
     }
+
     /// End of sequence.
     #[must_use]
     pub fn eos(&self) -> Option<TokenId> {
-        unimplemented!()
+        self.ends.eos
     }
+
     /// Size of the vocabulary.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
-        unimplemented!()
+        self.vocabulary.len()
     }
 }
