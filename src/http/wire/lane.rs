@@ -1,0 +1,114 @@
+//! The bounded queue between the poll thread and one set of workers.
+//!
+//! Pushed to by the poll thread only, popped by the workers. Own code instead of a channel for one
+//! reason: when it is full, requests whose client has left make room (eight clients that send and leave
+//! would otherwise fill a queue of eight and the ninth, alive, would be refused).
+
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+
+/// A bounded first-in-first-out queue that can be closed.
+pub(super) struct Lane<T> {
+    /// Protects the queue and its open flag together, so that no pop can miss the close.
+    state: Mutex<State<T>>,
+    ready: Condvar,
+    capacity: usize,
+}
+
+struct State<T> {
+    items: VecDeque<T>,
+    open: bool,
+}
+
+impl<T> Lane<T> {
+    pub(super) fn new(capacity: usize) -> Self {
+        let state = State {
+            items: VecDeque::new(),
+            open: true,
+        };
+        Lane {
+            state: Mutex::new(state),
+            ready: Condvar::new(),
+            capacity,
+        }
+    }
+
+    /// Is there room for one more? When full, takes out what `is_dead` names and returns it for the
+    /// caller to drop outside the lock. Only one thread pushes, so a yes holds until it does.
+    pub(super) fn make_room(&self, is_dead: impl Fn(&T) -> bool) -> (bool, Vec<T>) {
+        let mut state = self.state.lock();
+        if state.items.len() < self.capacity {
+            return (true, Vec::new());
+        }
+        let (dead, live): (Vec<T>, Vec<T>) = state.items.drain(..).partition(is_dead);
+        state.items = live.into();
+        (state.items.len() < self.capacity, dead)
+    }
+
+    /// Appends; the caller has asked [`Lane::make_room`]. Gives the item back when the lane is closed.
+    pub(super) fn push(&self, item: T) -> Result<(), T> {
+        let mut state = self.state.lock();
+        if !state.open {
+            return Err(item);
+        }
+        state.items.push_back(item);
+        drop(state);
+        self.ready.notify_one();
+        Ok(())
+    }
+
+    /// Waits for the next item; `None` once the lane is closed and empty.
+    pub(super) fn pop(&self) -> Option<T> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(item) = state.items.pop_front() {
+                return Some(item);
+            }
+            if !state.open {
+                return None;
+            }
+            self.ready.wait(&mut state);
+        }
+    }
+
+    /// No more pushes; returns what nobody has taken yet.
+    pub(super) fn close(&self) -> Vec<T> {
+        let mut state = self.state.lock();
+        state.open = false;
+        let left = state.items.drain(..).collect();
+        drop(state);
+        self.ready.notify_all();
+        left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dead_make_room_only_when_it_is_full() {
+        let lane = Lane::new(3);
+        for item in [1, 2, 3] {
+            assert_eq!(lane.make_room(|_| true), (true, vec![]));
+            assert_eq!(lane.push(item), Ok(()));
+        }
+        assert_eq!(lane.make_room(|_| false), (false, vec![]));
+        assert_eq!(lane.make_room(|n| n % 2 == 1), (true, vec![1, 3]));
+        assert_eq!(lane.pop(), Some(2));
+    }
+
+    #[test]
+    fn closing_wakes_the_waiting_and_returns_the_rest() {
+        let lane = Lane::new(2);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| lane.pop());
+            assert_eq!(lane.push(7), Ok(()));
+            assert_eq!(waiting.join().expect("the popper does not panic"), Some(7));
+        });
+        assert_eq!(lane.push(8), Ok(()));
+        assert_eq!(lane.close(), vec![8]);
+        assert_eq!(lane.push(9), Err(9));
+        assert_eq!(lane.pop(), None);
+    }
+}
