@@ -1,1 +1,41 @@
-//! The request scheduler. (stub: being written)
+//! The request scheduler: which request runs when, on which replica, and how it ends.
+//!
+//! Read in this order: `executor` (the library API: one per public model), `admission` (pure: may
+//! it enter), `queue` (who is next; the one lock), `driver` (the thread that dispatches and
+//! completes), `replica` (pure: where to), `sink` (what a runtime reports through), `ticket` (what
+//! the caller holds), `lifecycle` and `record` (the state of one request), `metrics`.
+//!
+//! ```text
+//!  caller ── submit ─► admission ─► queue ─► driver ─► replica ─► Runtime::submit(job)
+//!    ▲                                         ▲                         │
+//!    │            outcome                      │ ended                   ▼
+//!    └─ Ticket / TokenStream ◄─────────────────┴────── tokens ─────── JobSink
+//! ```
+//!
+//! Threads: callers submit and make text; one `driver-MODEL` thread moves requests; runtimes call
+//! sinks on their own threads. Tokens never pass through the driver; ends always do.
+//!
+//! Invariants: a slot counts as used from dispatch until the *runtime* says that the job ended, so
+//! `in_flight` is honest even after a cancel; every accepted request reaches exactly one final
+//! state and its waiter learns it; dropping a ticket or a stream cancels. What is not here: tokens
+//! of a quantum (`engine/batch`), HTTP, loading models (`pool`).
+
+pub mod admission;
+pub(crate) mod driver;
+pub mod executor;
+pub mod lifecycle;
+pub mod metrics;
+pub(crate) mod queue;
+pub(crate) mod record;
+pub mod replica;
+pub(crate) mod sink;
+pub mod ticket;
+
+pub use admission::SubmitError;
+pub use executor::{Executor, ExecutorContext, ReplicaSnapshot, RequestInfo, Snapshot};
+pub use lifecycle::{Lifecycle, Stamp, Stamps};
+pub use metrics::Metrics;
+pub use record::SubmitOptions;
+pub use ticket::{
+    CancelHandle, GenerationChunk, GenerationResult, Outcome, StreamEvent, Ticket, TokenStream,
+};

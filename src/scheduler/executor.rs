@@ -1,0 +1,505 @@
+//! The library API of the scheduler: one executor per public model.
+//!
+//! Handles are shared by all callers; the queue's lock is inside (`queue`), the driver thread is
+//! owned here and joined by `shutdown`. Invariants: `start` must precede `submit`; after
+//! `shutdown` returned nothing runs and every waiter has its end. What is not here: any decision
+//! (`admission`, `replica`) and the loop (`driver`).
+
+use super::admission::{Closed, Demand, SubmitError, Supply};
+use super::driver;
+use super::lifecycle::{Lifecycle, Stamp};
+use super::metrics::{Metrics, ModelMetrics};
+use super::queue::{Event, Queue};
+use super::record::{Ending, PRIORITY_MAX, Record, SubmitOptions};
+use super::replica::{self, ReplicaLoad};
+use super::ticket::{self, CancelHandle, Ticket, TokenStream};
+use crate::clock::{Clock, SystemClock};
+use crate::config::ExecutorConfig;
+use crate::request::{GenerationRequest, RequestError, RequestId};
+use crate::runtime::{Runtime, RuntimeStatus};
+use crate::tokenizer::{TextStream, Tokenizer};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+/// How long `shutdown` waits for runtimes to let go of jobs it cancelled, before it ends them.
+const CANCEL_GRACE: Duration = Duration::from_secs(2);
+
+/// What an executor shares with the rest of the process.
+#[derive(Clone)]
+pub struct ExecutorContext {
+    /// Public name: thread names, logs, the metric label.
+    pub model: String,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Where counts go.
+    pub metrics: Arc<Metrics>,
+}
+
+impl ExecutorContext {
+    /// The system clock and a metrics registry shared with others.
+    #[must_use]
+    pub fn new(model: impl Into<String>, metrics: Arc<Metrics>) -> Self {
+        Self {
+            model: model.into(),
+            clock: Arc::new(SystemClock),
+            metrics,
+        }
+    }
+}
+
+/// One replica with its limit.
+pub(crate) struct Replica {
+    pub(crate) runtime: Arc<dyn Runtime>,
+    /// `min(configured, capability)`.
+    pub(crate) target: u32,
+}
+
+/// What the executor, its driver, its sinks and its callers share.
+pub(crate) struct Core {
+    pub(crate) model: String,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) replicas: Vec<Replica>,
+    pub(crate) queue: Queue,
+    pub(crate) metrics: ModelMetrics,
+    pub(crate) config: ExecutorConfig,
+    /// What admission knows without the queue.
+    limits: Supply,
+    tokenizer: Option<Arc<Tokenizer>>,
+}
+
+impl Core {
+    pub(crate) fn stamp(&self) -> Stamp {
+        Stamp {
+            at: self.clock.now(),
+            wall: self.clock.wall(),
+        }
+    }
+
+    /// Ends a request, unless it ended before; counts it.
+    pub(crate) fn settle(&self, record: &Record, ending: &Ending) {
+        if let Ok(state) = record.settle(ending, self.stamp()) {
+            self.metrics.settled(record, &state, ending);
+        }
+    }
+
+    /// Asked before the queue's lock is taken, because it calls into runtimes.
+    pub(crate) fn alive_replicas(&self) -> Vec<bool> {
+        let alive = |replica: &Replica| replica.runtime.status().alive;
+        self.replicas.iter().map(alive).collect()
+    }
+
+    pub(crate) fn choose_replica(
+        &self,
+        alive: &[bool],
+        inflight: &[u32],
+        last: usize,
+    ) -> Option<usize> {
+        let loads: Vec<ReplicaLoad> = self
+            .replicas
+            .iter()
+            .zip(alive.iter().zip(inflight))
+            .map(|(replica, (&alive, &inflight))| ReplicaLoad {
+                inflight,
+                target: replica.target,
+                alive,
+            })
+            .collect();
+        replica::choose(&loads, last)
+    }
+
+    /// The objective that holds for a request.
+    pub(crate) fn slo_ms(&self, options: &SubmitOptions) -> Option<u64> {
+        options.slo_ms.or(self.config.default_slo_ms)
+    }
+
+    /// Ends everyone and takes nothing more: for faults of the scheduler itself.
+    pub(crate) fn fail_all(&self, why: &str) {
+        let fault = RequestError::Fault(why.to_owned());
+        let ending = Ending::Cancelled(fault.clone());
+        for record in self.queue.close(Closed::ShuttingDown) {
+            self.settle(&record, &ending);
+        }
+        let ending = Ending::Failed(fault);
+        for number in self.queue.running_numbers() {
+            if let Some(record) = self.queue.release(number, |_| None, self.clock.now()) {
+                self.settle(&record, &ending);
+            }
+        }
+    }
+}
+
+/// A loaded public model's queue, driver and replicas.
+pub struct Executor {
+    core: Arc<Core>,
+    metrics: Arc<Metrics>,
+    /// Guards start and join; held while `shutdown` runs, so that a second caller waits for it.
+    driver: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Executor {
+    /// An executor of its own, with its own metrics registry.
+    #[must_use]
+    pub fn new(runtimes: Vec<Arc<dyn Runtime>>, config: ExecutorConfig) -> Self {
+        let context = ExecutorContext::new("default", Arc::new(Metrics::new()));
+        Self::with_context(runtimes, config, context)
+    }
+
+    /// An executor that is one of several.
+    #[must_use]
+    pub fn with_context(
+        runtimes: Vec<Arc<dyn Runtime>>,
+        config: ExecutorConfig,
+        context: ExecutorContext,
+    ) -> Self {
+        let ExecutorContext {
+            model,
+            clock,
+            metrics,
+        } = context;
+        let tokenizer = runtimes.iter().find_map(|runtime| runtime.tokenizer());
+        let replicas: Vec<Replica> = runtimes
+            .into_iter()
+            .map(|runtime| {
+                let max_inflight = runtime.capability().max_inflight;
+                let target = replica::effective_target(config.target_inflight, max_inflight);
+                Replica { runtime, target }
+            })
+            .collect();
+        let queue = Queue::new(
+            replicas.len(),
+            config.aging_interval_ms,
+            config.ema_alpha,
+            clock.now(),
+        );
+        let core = Core {
+            limits: limits(&replicas, &config),
+            metrics: metrics.model(&model),
+            model,
+            clock,
+            replicas,
+            queue,
+            config,
+            tokenizer,
+        };
+        Self {
+            core: Arc::new(core),
+            metrics,
+            driver: Mutex::new(None),
+        }
+    }
+
+    /// Takes submits from now on and starts the driver thread. Idempotent; after `shutdown` it
+    /// does nothing. Err when the thread cannot be made; then it stays closed.
+    pub fn start(&self) -> std::io::Result<()> {
+        let mut driver = self.driver.lock();
+        if driver.is_some() || self.core.queue.counts().closed != Some(Closed::NotStarted) {
+            return Ok(());
+        }
+        let core = Arc::clone(&self.core);
+        let thread = std::thread::Builder::new()
+            .name(format!("driver-{}", self.core.model))
+            .spawn(move || driver::run(&core))?;
+        *driver = Some(thread);
+        self.core.queue.open();
+        Ok(())
+    }
+
+    /// For tests, instead of `start`: takes submits, but moves requests only in `drive`.
+    #[doc(hidden)]
+    pub fn start_without_thread(&self) {
+        self.core.queue.open();
+    }
+
+    /// For tests: does on this thread what the driver would do now.
+    #[doc(hidden)]
+    pub fn drive(&self) {
+        driver::run_pending(&self.core);
+    }
+
+    /// Queues a request whose answer is wanted whole.
+    pub fn submit(
+        &self,
+        request: GenerationRequest,
+        options: SubmitOptions,
+    ) -> Result<Ticket, SubmitError> {
+        let options = SubmitOptions {
+            streaming: false,
+            ..options
+        };
+        self.enqueue(request, options).map(Ticket::new)
+    }
+
+    /// Queues a request whose answer is wanted as it is made.
+    pub fn submit_stream(
+        &self,
+        request: GenerationRequest,
+        options: SubmitOptions,
+    ) -> Result<TokenStream, SubmitError> {
+        let options = SubmitOptions {
+            streaming: true,
+            ..options
+        };
+        self.enqueue(request, options)
+    }
+
+    fn enqueue(
+        &self,
+        request: GenerationRequest,
+        mut options: SubmitOptions,
+    ) -> Result<TokenStream, SubmitError> {
+        let core = &self.core;
+        let now = core.stamp();
+        options.priority = options.priority.clamp(-PRIORITY_MAX, PRIORITY_MAX);
+        let demand = Demand {
+            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
+            max_tokens: request.max_tokens,
+            slo_ms: core.slo_ms(&options),
+        };
+        let timeout = options.queue_timeout.or(core.config.queue_timeout);
+        let deadline = timeout.and_then(|timeout| now.at.checked_add(timeout));
+        let key = core.queue.key(options.priority, now.at);
+        let (sender, receiver) = ticket::channel();
+        let skip_special = options.skip_special_tokens;
+        let request = Arc::new(request);
+        let record = Record::new(Arc::clone(&request), options, key, deadline, sender, now);
+        let record = Arc::new(record);
+        core.queue
+            .admit(&record, demand, core.limits, now.at)
+            .inspect_err(|error| core.metrics.rejected(error.reason()))?;
+        let text = core.tokenizer.as_ref().map(|tokenizer| {
+            let stop = &request.stop;
+            let tokenizer = Arc::clone(tokenizer);
+            TextStream::new(
+                tokenizer,
+                &stop.strings,
+                stop.include_stop_string,
+                skip_special,
+            )
+        });
+        let handle = CancelHandle::new(Arc::clone(core), record);
+        Ok(TokenStream::new(handle, receiver, text))
+    }
+
+    /// Cancels a request that waits or runs. False when there is none with this id.
+    pub fn cancel(&self, id: RequestId) -> bool {
+        let records = self.core.queue.records();
+        let found = records.into_iter().find(|record| record.request.id == id);
+        let Some(record) = found else { return false };
+        CancelHandle::new(Arc::clone(&self.core), record).cancel();
+        true
+    }
+
+    /// Everyone who waits or holds a slot. No prompt text.
+    #[must_use]
+    pub fn list(&self) -> Vec<RequestInfo> {
+        let now = self.core.stamp();
+        let records = self.core.queue.records();
+        records.iter().map(|record| info(record, now)).collect()
+    }
+
+    /// Counts at one moment.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let core = &self.core;
+        let counts = core.queue.counts();
+        let replicas: Vec<ReplicaSnapshot> = core
+            .replicas
+            .iter()
+            .zip(&counts.inflight)
+            .map(|(replica, &inflight)| ReplicaSnapshot {
+                inflight,
+                target: replica.target,
+                status: replica.runtime.status(),
+            })
+            .collect();
+        Snapshot {
+            model: core.model.clone(),
+            queue_depth: counts.queue_depth,
+            in_flight: counts.inflight.iter().sum(),
+            ema_dispatch_ms: counts.ema_dispatch_ms,
+            configured_target_inflight: core.config.target_inflight,
+            effective_target_inflight: core.limits.capacity,
+            accepting: counts.closed.is_none(),
+            replicas,
+        }
+    }
+
+    /// Prometheus exposition of the registry this executor reports to, `extra_lines` first.
+    #[must_use]
+    pub fn metrics_text(&self, extra_lines: &str) -> String {
+        self.refresh_metrics();
+        self.metrics.render(extra_lines)
+    }
+
+    /// Brings this model's gauges up to date; a scrape does that for every model, then renders.
+    pub fn refresh_metrics(&self) {
+        self.metrics.refresh(&self.snapshot());
+    }
+
+    /// The vocabulary of its runtimes, if they have one.
+    #[must_use]
+    pub fn tokenizer(&self) -> Option<Arc<Tokenizer>> {
+        self.core.tokenizer.clone()
+    }
+
+    /// Longest prompt + completion in tokens.
+    #[must_use]
+    pub fn context_length(&self) -> u32 {
+        self.core.limits.context_length
+    }
+
+    /// Refuses new work, cancels queued work, lets running work finish up to `drain_timeout`, then
+    /// cancels what is left and ends the runtimes. Idempotent; a second caller waits for the first.
+    pub fn shutdown(&self, drain_timeout: Duration) {
+        self.close(
+            Closed::ShuttingDown,
+            RequestError::ShuttingDown,
+            drain_timeout,
+        );
+    }
+
+    /// The same because the model goes, not the server: clients are told so.
+    pub fn unload(&self, drain_timeout: Duration) {
+        self.close(
+            Closed::Unloading,
+            RequestError::ModelUnloading,
+            drain_timeout,
+        );
+    }
+
+    fn close(&self, reason: Closed, error: RequestError, drain_timeout: Duration) {
+        let core = &self.core;
+        // Before the lock: a second, more impatient caller still refuses and empties at once.
+        let ending = Ending::Cancelled(error);
+        for record in core.queue.close(reason) {
+            core.settle(&record, &ending);
+        }
+        let mut driver = self.driver.lock();
+        let has_thread = driver.is_some();
+        if has_thread && !core.queue.wait_idle(drain_timeout) {
+            for number in core.queue.running_numbers() {
+                let ending = ending.clone();
+                core.queue.post(Event::Cancel { number, ending });
+            }
+            core.queue.wait_idle(CANCEL_GRACE);
+        }
+        for replica in &core.replicas {
+            replica.runtime.shutdown(); // fails what is left through its sinks
+        }
+        if let Some(thread) = driver.take() {
+            core.queue.post(Event::Stop);
+            // A panic of the driver was logged and has failed everyone already.
+            let _ = thread.join();
+        }
+        driver::run_pending(core);
+        core.fail_all("the runtime did not report an end");
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        self.shutdown(Duration::ZERO);
+    }
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor")
+            .field("model", &self.core.model)
+            .field("replicas", &self.core.replicas.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The unchanging part of what admission looks at. A request must fit every replica, because it
+/// may go to any.
+fn limits(replicas: &[Replica], config: &ExecutorConfig) -> Supply {
+    let capabilities = || replicas.iter().map(|replica| replica.runtime.capability());
+    Supply {
+        closed: None,
+        context_length: capabilities().map(|c| c.context_length).min().unwrap_or(0),
+        kv_capacity_tokens: capabilities()
+            .map(|c| c.kv_capacity_tokens)
+            .min()
+            .unwrap_or(0),
+        queue_depth: 0,
+        queue_ahead: 0,
+        max_queue_depth: config.max_queue_depth,
+        in_flight: 0,
+        capacity: replicas.iter().map(|replica| replica.target).sum(),
+        ema_dispatch_ms: None,
+        drain_rate_per_s: None,
+    }
+}
+
+fn info(record: &Record, now: Stamp) -> RequestInfo {
+    let state = record.state();
+    RequestInfo {
+        id: record.request.id,
+        state,
+        priority: record.options.priority,
+        streaming: record.options.streaming,
+        client: record.options.client.clone(),
+        queued_at: state.stamps().queued.wall,
+        age: now.at.duration_since(state.stamps().queued.at),
+        prompt_tokens: record.request.prompt.len() as u32,
+        completion_tokens: record.n_tokens(),
+    }
+}
+
+/// A live request, for lists.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestInfo {
+    /// Its id.
+    pub id: RequestId,
+    /// Where it is; a cancelled request stays listed until its runtime lets go of the slot.
+    pub state: Lifecycle,
+    /// As clamped.
+    pub priority: i32,
+    /// Whether its answer is streamed.
+    pub streaming: bool,
+    /// Who asked.
+    pub client: Option<Arc<str>>,
+    /// Wall clock.
+    pub queued_at: SystemTime,
+    /// Time since then.
+    pub age: Duration,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated so far.
+    pub completion_tokens: u32,
+}
+
+/// One replica at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplicaSnapshot {
+    /// Jobs handed to it and not ended.
+    pub inflight: u32,
+    /// `min(configured, capability)`.
+    pub target: u32,
+    /// What it says of itself.
+    pub status: RuntimeStatus,
+}
+
+/// An executor at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// Public name.
+    pub model: String,
+    /// Requests waiting.
+    pub queue_depth: usize,
+    /// Requests in replicas: the sum of the replicas' `inflight`.
+    pub in_flight: u32,
+    /// Moving average of the time from dispatch to completion; None before the first.
+    pub ema_dispatch_ms: Option<f64>,
+    /// Per replica, as configured; None = what it can hold.
+    pub configured_target_inflight: Option<u32>,
+    /// Over all replicas, after clamping.
+    pub effective_target_inflight: u32,
+    /// Started and not closed.
+    pub accepting: bool,
+    /// Its replicas.
+    pub replicas: Vec<ReplicaSnapshot>,
+}

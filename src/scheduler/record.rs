@@ -1,0 +1,165 @@
+//! One accepted request: what was asked, where it is, and the way to its waiter.
+//!
+//! Shared by the caller's handles, the queue and the sink. Changing state is the lifecycle alone,
+//! behind its own small lock; whoever moves it into a final state delivers the outcome under that
+//! lock, so a waiter gets exactly one. What is not here: who decides (`driver`, `ticket`).
+
+use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps, Transition};
+use super::queue::QueueKey;
+use super::ticket::Outcome;
+use crate::request::{FinishReason, GenerationEvent, GenerationRequest, RequestError, Usage};
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Highest and lowest (negated) priority; beyond it is clamped.
+pub(crate) const PRIORITY_MAX: i32 = 100;
+
+/// How a request is to be scheduled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SubmitOptions {
+    /// Higher starts sooner; clamped to -100..=100.
+    pub priority: i32,
+    /// Latency objective in milliseconds; None = the executor's default.
+    pub slo_ms: Option<u64>,
+    /// Longest wait in the queue; None = the executor's default.
+    pub queue_timeout: Option<Duration>,
+    /// Who asks, for lists and logs.
+    pub client: Option<Arc<str>>,
+    /// Whether the answer is streamed; set by `submit` and `submit_stream`.
+    pub streaming: bool,
+    /// Leave control tokens out of the text.
+    pub skip_special_tokens: bool,
+}
+
+impl Default for SubmitOptions {
+    fn default() -> Self {
+        Self {
+            priority: 0,
+            slo_ms: None,
+            queue_timeout: None,
+            client: None,
+            streaming: false,
+            skip_special_tokens: true,
+        }
+    }
+}
+
+/// How a job ended, as the driver and the consumer say it.
+#[derive(Clone, Debug)]
+pub(crate) enum Ending {
+    /// Well.
+    Done { reason: FinishReason, usage: Usage },
+    /// By the caller, a deadline in the queue, or a shutdown; the error says which.
+    Cancelled(RequestError),
+    /// By a fault.
+    Failed(RequestError),
+}
+
+/// What travels to the waiter: events, then one end.
+#[derive(Debug)]
+pub(crate) enum Delivery {
+    /// A token, a text, prompt log-probabilities.
+    Event(GenerationEvent),
+    /// Nothing follows.
+    End(Result<Outcome, RequestError>),
+}
+
+/// See the module doc.
+pub(crate) struct Record {
+    pub(crate) request: Arc<GenerationRequest>,
+    pub(crate) options: SubmitOptions,
+    /// Place in the queue; its sequence number is the identity of the request in the executor.
+    pub(crate) key: QueueKey,
+    /// When the wait in the queue becomes too long.
+    pub(crate) deadline: Option<Instant>,
+    deliver: Sender<Delivery>,
+    /// Guards the state and the delivery of the end; held for no call outside this file.
+    lifecycle: Mutex<Lifecycle>,
+    /// Tokens delivered; a statistic, so relaxed.
+    n_tokens: AtomicU32,
+}
+
+impl std::fmt::Debug for Record {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Record").field(&self.request.id).finish()
+    }
+}
+
+impl Record {
+    pub(crate) fn new(
+        request: Arc<GenerationRequest>,
+        options: SubmitOptions,
+        key: QueueKey,
+        deadline: Option<Instant>,
+        deliver: Sender<Delivery>,
+        now: Stamp,
+    ) -> Self {
+        Self {
+            request,
+            options,
+            key,
+            deadline,
+            deliver,
+            lifecycle: Mutex::new(Lifecycle::queued(now)),
+            n_tokens: AtomicU32::new(0),
+        }
+    }
+
+    /// A transition that does not end the request.
+    pub(crate) fn advance(
+        &self,
+        transition: Transition,
+        now: Stamp,
+    ) -> Result<Stamps, IllegalTransition> {
+        let mut state = self.lifecycle.lock();
+        *state = state.advance(transition, now)?;
+        Ok(*state.stamps())
+    }
+
+    /// Ends the request and delivers the outcome. Err when it had ended already; then nothing
+    /// happens.
+    pub(crate) fn settle(
+        &self,
+        ending: &Ending,
+        now: Stamp,
+    ) -> Result<Lifecycle, IllegalTransition> {
+        let transition = match ending {
+            Ending::Done { .. } => Transition::Finish,
+            Ending::Cancelled(_) => Transition::Cancel,
+            Ending::Failed(_) => Transition::Fail,
+        };
+        let mut state = self.lifecycle.lock();
+        *state = state.advance(transition, now)?;
+        let end = match ending {
+            Ending::Done { reason, usage } => Ok(Outcome {
+                finish_reason: *reason,
+                usage: *usage,
+                stopped_by_text: false,
+                stamps: *state.stamps(),
+            }),
+            Ending::Cancelled(error) | Ending::Failed(error) => Err(error.clone()),
+        };
+        // Nobody may listen any more; then nobody needs the outcome either.
+        let _ = self.deliver.send(Delivery::End(end));
+        Ok(*state)
+    }
+
+    /// Passes an event on. False when nobody listens or the request has ended.
+    pub(crate) fn deliver(&self, event: GenerationEvent) -> bool {
+        if matches!(event, GenerationEvent::Token { .. }) {
+            self.n_tokens.fetch_add(1, Ordering::Relaxed);
+        }
+        self.deliver.send(Delivery::Event(event)).is_ok()
+    }
+
+    pub(crate) fn state(&self) -> Lifecycle {
+        *self.lifecycle.lock()
+    }
+
+    pub(crate) fn n_tokens(&self) -> u32 {
+        self.n_tokens.load(Ordering::Relaxed)
+    }
+}

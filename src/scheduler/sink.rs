@@ -1,0 +1,86 @@
+//! What a runtime reports through: stamps, counts, passes on; ends go to the driver.
+//!
+//! Lives on the runtime's thread, one per job, owned by it. Never blocks: tokens go into the
+//! consumer's channel, the end into the driver's mail. Dropped without an end (a panic, a forgotten
+//! job) it reports a fault, so no waiter is left hanging.
+
+use super::executor::Core;
+use super::lifecycle::Transition;
+use super::queue::Event;
+use super::record::{Ending, Record};
+use crate::request::{ConsumerGone, GenerationEvent, JobSink, RequestError};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// See the module doc.
+pub(crate) struct Sink {
+    core: Arc<Core>,
+    record: Arc<Record>,
+    ended: bool,
+    last_token: Option<Instant>,
+}
+
+impl Sink {
+    pub(crate) fn new(core: Arc<Core>, record: Arc<Record>) -> Self {
+        Self {
+            core,
+            record,
+            ended: false,
+            last_token: None,
+        }
+    }
+
+    fn end(&mut self, ending: Ending) {
+        self.ended = true;
+        let number = self.record.key.number;
+        self.core.queue.post(Event::Ended { number, ending });
+    }
+
+    /// Stamps the first token, measures the gaps between the others.
+    fn stamp_token(&mut self) -> Result<(), ConsumerGone> {
+        let now = self.core.stamp();
+        match self.last_token.replace(now.at) {
+            Some(last) => self.core.metrics.token_gap(now.at.duration_since(last)),
+            None => {
+                // Refused when the request was cancelled in between: then nobody listens.
+                let stamps = self.record.advance(Transition::FirstToken, now);
+                let stamps = stamps.map_err(|_| ConsumerGone)?;
+                self.core.metrics.first_token(&stamps);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl JobSink for Sink {
+    fn emit(&mut self, event: GenerationEvent) -> Result<(), ConsumerGone> {
+        if self.ended {
+            return Err(ConsumerGone);
+        }
+        match event {
+            GenerationEvent::Finished { reason, usage } => self.end(Ending::Done { reason, usage }),
+            GenerationEvent::Failed(RequestError::Fault(text)) => {
+                self.end(Ending::Failed(RequestError::Fault(text)));
+            }
+            GenerationEvent::Failed(error) => self.end(Ending::Cancelled(error)),
+            event => {
+                if !matches!(event, GenerationEvent::PromptLogprobs(_)) {
+                    self.stamp_token()?;
+                }
+                if !self.record.deliver(event) {
+                    return Err(ConsumerGone);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        if !self.ended {
+            let text = "the runtime dropped the job without an answer".to_owned();
+            self.end(Ending::Failed(RequestError::Fault(text)));
+        }
+    }
+}

@@ -1,0 +1,448 @@
+//! What a caller holds of its request: a ticket to wait on, or a stream of chunks.
+//!
+//! Owned by the caller's thread, where text is made: tokens become text here, stop strings are
+//! matched here, and a match ends the answer here while the job is taken back from the runtime.
+//! Invariants: after the last chunk comes exactly one end; dropping a ticket or a stream before it
+//! cancels. What is not here: the queue, the slot (`driver`).
+
+use super::executor::Core;
+use super::lifecycle::Stamps;
+use super::queue::Event;
+use super::record::{Delivery, Ending, Record};
+use crate::request::{
+    FinishReason, GenerationEvent, RequestError, RequestId, TokenId, TokenLogprob, Usage,
+};
+use crate::tokenizer::{TextStep, TextStream};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How a generation ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Token counts. After a matched stop string `cached_tokens` is 0: the runtime is not asked.
+    pub usage: Usage,
+    /// A stop string ended it, not a token.
+    pub stopped_by_text: bool,
+    /// When it reached its states.
+    pub stamps: Stamps,
+}
+
+/// A piece of an answer. Usually one token; `text` is empty while a character or a possible stop
+/// string is incomplete.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationChunk {
+    /// The token; None for text without ids and for text that was held back until the end.
+    pub token_id: Option<TokenId>,
+    /// Text that is certain now.
+    pub text: String,
+    /// Log-probabilities of the tokens whose text this is, if they were asked for.
+    pub logprobs: Vec<TokenLogprob>,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationResult {
+    /// The request.
+    pub id: RequestId,
+    /// Generated tokens; a final end-of-generation token is not among them.
+    pub tokens: Vec<TokenId>,
+    /// Their text, up to a stop string.
+    pub text: String,
+    /// One per token, if asked for.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Of prompt tokens 1.., if asked for.
+    pub prompt_logprobs: Option<Vec<TokenLogprob>>,
+    /// Reason, counts, stamps.
+    pub outcome: Outcome,
+}
+
+/// What a stream has next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StreamEvent {
+    /// A piece.
+    Chunk(GenerationChunk),
+    /// Nothing came within the timeout; ask again.
+    TimedOut,
+    /// It ended well; nothing follows.
+    Finished(Outcome),
+    /// It ended badly, after the last chunk; nothing follows.
+    Failed(RequestError),
+}
+
+/// Ends a request from anywhere. Cheap to clone, never blocks, does nothing after the end.
+#[derive(Clone)]
+pub struct CancelHandle {
+    core: Arc<Core>,
+    record: Arc<Record>,
+}
+
+impl CancelHandle {
+    pub(crate) fn new(core: Arc<Core>, record: Arc<Record>) -> Self {
+        Self { core, record }
+    }
+
+    /// The request.
+    #[must_use]
+    pub fn id(&self) -> RequestId {
+        self.record.request.id
+    }
+
+    /// Cancels. A waiting request is gone when this returns; a running one ends for its waiter
+    /// when the driver sees it, and frees its slot when the runtime has let it go.
+    pub fn cancel(&self) {
+        self.end(RequestError::Cancelled);
+    }
+
+    pub(crate) fn end(&self, error: RequestError) {
+        let ending = Ending::Cancelled(error);
+        if self.core.queue.remove(self.record.key).is_some() {
+            self.core.settle(&self.record, &ending);
+        } else if !self.record.state().is_final() {
+            self.take_back(ending);
+        }
+    }
+
+    /// Asks the driver to take a job back from its runtime.
+    fn take_back(&self, ending: Ending) {
+        let number = self.record.key.number;
+        self.core.queue.post(Event::Cancel { number, ending });
+    }
+}
+
+impl fmt::Debug for CancelHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CancelHandle").field(&self.id()).finish()
+    }
+}
+
+/// The channel from sink and driver to the consumer. Unbounded by type, bounded by logic: a job
+/// sends at most `max_tokens` tokens, one list of prompt log-probabilities and one end, all of
+/// which the answer needs anyway. A bounded channel would make the engine wait for a slow reader.
+pub(crate) fn channel() -> (Sender<Delivery>, Receiver<Delivery>) {
+    crossbeam_channel::unbounded()
+}
+
+/// An answer as it is made. Iterates over chunks; after the last one [`TokenStream::outcome`]
+/// says how it ended. Dropping it before that cancels.
+pub struct TokenStream {
+    handle: CancelHandle,
+    receiver: Receiver<Delivery>,
+    text: TextMaker,
+    prompt_logprobs: Option<Vec<TokenLogprob>>,
+    n_tokens: u32,
+    /// Events that one delivery brought beyond the first.
+    ready: VecDeque<StreamEvent>,
+    ended: Option<Result<Outcome, RequestError>>,
+}
+
+impl TokenStream {
+    pub(crate) fn new(
+        handle: CancelHandle,
+        receiver: Receiver<Delivery>,
+        text: Option<TextStream>,
+    ) -> Self {
+        Self {
+            handle,
+            receiver,
+            text: TextMaker {
+                stream: text,
+                held: Vec::new(),
+            },
+            prompt_logprobs: None,
+            n_tokens: 0,
+            ready: VecDeque::new(),
+            ended: None,
+        }
+    }
+
+    /// The request.
+    #[must_use]
+    pub fn id(&self) -> RequestId {
+        self.handle.id()
+    }
+
+    /// Ends the request from anywhere.
+    #[must_use]
+    pub fn cancel_handle(&self) -> CancelHandle {
+        self.handle.clone()
+    }
+
+    /// Ends the request; the stream still delivers what is on its way, then the cancellation.
+    pub fn cancel(&self) {
+        self.handle.cancel();
+    }
+
+    /// Log-probabilities of prompt tokens 1.., if asked for; known from the first chunk (or the
+    /// end) on.
+    #[must_use]
+    pub fn prompt_logprobs(&self) -> Option<&[TokenLogprob]> {
+        self.prompt_logprobs.as_deref()
+    }
+
+    /// How it ended; None while it runs.
+    #[must_use]
+    pub fn outcome(&self) -> Option<&Result<Outcome, RequestError>> {
+        self.ended.as_ref().filter(|_| self.ready.is_empty())
+    }
+
+    /// The next event; waits for it.
+    pub fn recv(&mut self) -> StreamEvent {
+        self.recv_until(None)
+    }
+
+    /// The next event, or `TimedOut`. After the end it returns the end again.
+    pub fn recv_timeout(&mut self, timeout: Duration) -> StreamEvent {
+        self.recv_until(Instant::now().checked_add(timeout))
+    }
+
+    /// Reads to the end, dropping chunks.
+    pub fn finish(mut self) -> Result<Outcome, RequestError> {
+        loop {
+            match self.recv() {
+                StreamEvent::Chunk(_) | StreamEvent::TimedOut => {}
+                StreamEvent::Finished(outcome) => return Ok(outcome),
+                StreamEvent::Failed(error) => return Err(error),
+            }
+        }
+    }
+
+    fn recv_until(&mut self, deadline: Option<Instant>) -> StreamEvent {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return event;
+            }
+            match &self.ended {
+                Some(Ok(outcome)) => return StreamEvent::Finished(*outcome),
+                Some(Err(error)) => return StreamEvent::Failed(error.clone()),
+                None => {}
+            }
+            let delivery = match deadline {
+                Some(deadline) => self.receiver.recv_deadline(deadline),
+                None => self.receiver.recv().map_err(Into::into),
+            };
+            match delivery {
+                Ok(delivery) => self.take(delivery),
+                Err(RecvTimeoutError::Timeout) => return StreamEvent::TimedOut,
+                // The handle holds the record and the record the sender, so this cannot be.
+                Err(RecvTimeoutError::Disconnected) => {
+                    let text = "the request was lost".to_owned();
+                    self.ended = Some(Err(RequestError::Fault(text)));
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, delivery: Delivery) {
+        match delivery {
+            Delivery::Event(GenerationEvent::PromptLogprobs(entries)) => {
+                self.prompt_logprobs = Some(entries);
+            }
+            Delivery::Event(GenerationEvent::Token { token, logprob }) => {
+                self.n_tokens += 1;
+                let (chunk, stopped) = self.text.push(token, logprob);
+                self.ready.push_back(StreamEvent::Chunk(chunk));
+                if stopped {
+                    self.stop_by_text();
+                }
+            }
+            Delivery::Event(GenerationEvent::Text(text)) => {
+                let (chunk, stopped) = self.text.push_text(text);
+                self.ready.push_back(StreamEvent::Chunk(chunk));
+                if stopped {
+                    self.stop_by_text();
+                }
+            }
+            // Sinks keep ends out of the channel: these come as `End`.
+            Delivery::Event(GenerationEvent::Finished { .. } | GenerationEvent::Failed(_)) => {}
+            Delivery::End(end) => {
+                if let Some(chunk) = self.text.finish() {
+                    self.ready.push_back(StreamEvent::Chunk(chunk));
+                }
+                self.ended = Some(end);
+            }
+        }
+    }
+
+    /// The answer is complete, whatever the runtime makes further: done, not cancelled.
+    fn stop_by_text(&mut self) {
+        let record = &self.handle.record;
+        let usage = Usage {
+            prompt_tokens: record.request.prompt.len() as u32,
+            cached_tokens: 0,
+            completion_tokens: self.n_tokens,
+            loops: record.request.loops.unwrap_or(1),
+        };
+        let reason = FinishReason::Stop;
+        let ending = Ending::Done { reason, usage };
+        self.handle.core.settle(record, &ending);
+        // Settled before: the runtime's own end (its last token completed the stop string) or a
+        // cancel came first. Either way its outcome is in the channel, behind tokens we skip.
+        let end = loop {
+            match self.receiver.recv() {
+                Ok(Delivery::End(end)) => break end,
+                Ok(Delivery::Event(_)) => {}
+                Err(_) => break Err(RequestError::Fault("the request was lost".to_owned())),
+            }
+        };
+        self.handle.take_back(ending);
+        self.ended = Some(end.map(|outcome| Outcome {
+            finish_reason: reason,
+            usage: Usage {
+                cached_tokens: outcome.usage.cached_tokens,
+                ..usage
+            },
+            stopped_by_text: true,
+            ..outcome
+        }));
+    }
+}
+
+impl Iterator for TokenStream {
+    type Item = Result<GenerationChunk, RequestError>;
+
+    /// Chunks, then at most one error, then None.
+    fn next(&mut self) -> Option<Self::Item> {
+        let failed_before = self.ready.is_empty() && self.ended.is_some();
+        match self.recv() {
+            StreamEvent::Chunk(chunk) => Some(Ok(chunk)),
+            StreamEvent::Failed(error) if !failed_before => Some(Err(error)),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for TokenStream {
+    fn drop(&mut self) {
+        if self.ended.is_none() {
+            self.handle.cancel();
+        }
+    }
+}
+
+impl fmt::Debug for TokenStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenStream")
+            .field("id", &self.id())
+            .field("n_tokens", &self.n_tokens)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A claim on a whole answer. Dropping it before `wait` returned cancels.
+#[derive(Debug)]
+pub struct Ticket {
+    stream: TokenStream,
+}
+
+impl Ticket {
+    pub(crate) fn new(stream: TokenStream) -> Self {
+        Self { stream }
+    }
+
+    /// The request.
+    #[must_use]
+    pub fn id(&self) -> RequestId {
+        self.stream.id()
+    }
+
+    /// Ends the request; `wait` then returns `Cancelled`, unless it was done already.
+    pub fn cancel(&self) {
+        self.stream.cancel();
+    }
+
+    /// Ends the request from anywhere.
+    #[must_use]
+    pub fn cancel_handle(&self) -> CancelHandle {
+        self.stream.cancel_handle()
+    }
+
+    /// Waits for the whole answer.
+    pub fn wait(mut self) -> Result<GenerationResult, RequestError> {
+        let (mut tokens, mut text, mut logprobs) = (Vec::new(), String::new(), Vec::new());
+        loop {
+            match self.stream.recv() {
+                StreamEvent::Chunk(chunk) => {
+                    tokens.extend(chunk.token_id);
+                    text.push_str(&chunk.text);
+                    logprobs.extend(chunk.logprobs);
+                }
+                StreamEvent::TimedOut => {}
+                StreamEvent::Failed(error) => return Err(error),
+                StreamEvent::Finished(outcome) => {
+                    return Ok(GenerationResult {
+                        id: self.id(),
+                        tokens,
+                        text,
+                        logprobs,
+                        prompt_logprobs: self.stream.prompt_logprobs.take(),
+                        outcome,
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Tokens to chunks: text through the detokenizer, log-probabilities held with their text.
+struct TextMaker {
+    /// None where the runtime has no vocabulary: its texts pass as they are.
+    stream: Option<TextStream>,
+    held: Vec<TokenLogprob>,
+}
+
+impl TextMaker {
+    /// The chunk of a token, and whether a stop string is complete.
+    fn push(&mut self, token: TokenId, logprob: Option<TokenLogprob>) -> (GenerationChunk, bool) {
+        self.held.extend(logprob);
+        let step = match &mut self.stream {
+            Some(stream) => stream.push(token),
+            None => TextStep::default(),
+        };
+        self.chunk(Some(token), step)
+    }
+
+    fn push_text(&mut self, text: String) -> (GenerationChunk, bool) {
+        let step = match &mut self.stream {
+            Some(stream) => stream.push_text(&text),
+            None => TextStep {
+                text,
+                stopped: false,
+            },
+        };
+        self.chunk(None, step)
+    }
+
+    fn chunk(&mut self, token_id: Option<TokenId>, step: TextStep) -> (GenerationChunk, bool) {
+        let mut chunk = GenerationChunk {
+            token_id,
+            text: step.text,
+            logprobs: Vec::new(),
+        };
+        // A stop string takes its text away, but its tokens were generated.
+        if !chunk.text.is_empty() || step.stopped {
+            chunk.logprobs = std::mem::take(&mut self.held);
+        }
+        (chunk, step.stopped)
+    }
+
+    /// What is still held at the end.
+    fn finish(&mut self) -> Option<GenerationChunk> {
+        let text = self
+            .stream
+            .as_mut()
+            .map(TextStream::finish)
+            .unwrap_or_default();
+        let logprobs = std::mem::take(&mut self.held);
+        (!text.is_empty() || !logprobs.is_empty()).then_some(GenerationChunk {
+            token_id: None,
+            text,
+            logprobs,
+        })
+    }
+}
