@@ -268,16 +268,16 @@ impl Executor {
         core.queue
             .admit(&record, demand, core.limits, now.at)
             .inspect_err(|error| core.metrics.rejected(error.reason()))?;
-        let text = core.tokenizer.as_ref().map(|tokenizer| {
-            let stop = &request.stop;
-            let tokenizer = Arc::clone(tokenizer);
-            TextStream::new(
-                tokenizer,
+        let stop = &request.stop;
+        let text = match &core.tokenizer {
+            Some(tokenizer) => TextStream::new(
+                Arc::clone(tokenizer),
                 &stop.strings,
                 stop.include_stop_string,
                 skip_special,
-            )
-        });
+            ),
+            None => TextStream::for_text(&stop.strings, stop.include_stop_string),
+        };
         let handle = CancelHandle::new(Arc::clone(core), record);
         Ok(TokenStream::new(handle, receiver, text))
     }

@@ -144,7 +144,7 @@ impl TokenStream {
     pub(crate) fn new(
         handle: CancelHandle,
         receiver: Receiver<Delivery>,
-        text: Option<TextStream>,
+        text: TextStream,
     ) -> Self {
         Self {
             handle,
@@ -251,7 +251,7 @@ impl TokenStream {
                 }
             }
             Delivery::Event(GenerationEvent::Text(text)) => {
-                let (chunk, stopped) = self.text.push_text(text);
+                let (chunk, stopped) = self.text.push_text(&text);
                 self.ready.push_back(StreamEvent::Chunk(chunk));
                 if stopped {
                     self.stop_by_text();
@@ -391,8 +391,7 @@ impl Ticket {
 
 /// Tokens to chunks: text through the detokenizer, log-probabilities held with their text.
 struct TextMaker {
-    /// None where the runtime has no vocabulary: its texts pass as they are.
-    stream: Option<TextStream>,
+    stream: TextStream,
     held: Vec<TokenLogprob>,
 }
 
@@ -400,21 +399,12 @@ impl TextMaker {
     /// The chunk of a token, and whether a stop string is complete.
     fn push(&mut self, token: TokenId, logprob: Option<TokenLogprob>) -> (GenerationChunk, bool) {
         self.held.extend(logprob);
-        let step = match &mut self.stream {
-            Some(stream) => stream.push(token),
-            None => TextStep::default(),
-        };
+        let step = self.stream.push(token);
         self.chunk(Some(token), step)
     }
 
-    fn push_text(&mut self, text: String) -> (GenerationChunk, bool) {
-        let step = match &mut self.stream {
-            Some(stream) => stream.push_text(&text),
-            None => TextStep {
-                text,
-                stopped: false,
-            },
-        };
+    fn push_text(&mut self, text: &str) -> (GenerationChunk, bool) {
+        let step = self.stream.push_text(text);
         self.chunk(None, step)
     }
 
@@ -433,11 +423,7 @@ impl TextMaker {
 
     /// What is still held at the end.
     fn finish(&mut self) -> Option<GenerationChunk> {
-        let text = self
-            .stream
-            .as_mut()
-            .map(TextStream::finish)
-            .unwrap_or_default();
+        let text = self.stream.finish();
         let logprobs = std::mem::take(&mut self.held);
         (!text.is_empty() || !logprobs.is_empty()).then_some(GenerationChunk {
             token_id: None,
