@@ -1,1 +1,153 @@
-//! (stub: being written)
+//! What other threads may read of a running engine, without a lock.
+//!
+//! Written by the engine thread only, except `waiting`, which submitters raise so that a job is
+//! counted from the moment it was handed over. Each figure is exact by itself; a snapshot of
+//! several may straddle a quantum, which is good enough for metrics and health.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Counters and gauges of one engine.
+#[derive(Debug)]
+pub struct EngineStats {
+    born: Instant,
+    dead: AtomicBool,
+    /// Nanoseconds after `born` plus 1 at which the running step began; 0 = idle.
+    step_began: AtomicU64,
+    /// Jobs accepted that hold no slot, those still in the channel included.
+    waiting: AtomicU32,
+    running: AtomicU32,
+    pages_used: AtomicU32,
+    pages_cached: AtomicU32,
+    batch_rows: AtomicU32,
+    quanta: AtomicU64,
+    preemptions: AtomicU64,
+    prefix_queries: AtomicU64,
+    prefix_hits: AtomicU64,
+}
+
+/// One reading of [`EngineStats`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// False after a fault.
+    pub alive: bool,
+    /// Sequences that hold a place in the batch.
+    pub running: u32,
+    /// Jobs that wait for one.
+    pub waiting: u32,
+    /// KV pages in use by sequences.
+    pub pages_used: u32,
+    /// KV pages kept for reuse only.
+    pub pages_cached: u32,
+    /// Rows of the latest quantum.
+    pub batch_rows: u32,
+    /// Quanta run.
+    pub quanta: u64,
+    /// Sequences preempted.
+    pub preemptions: u64,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_queries: u64,
+    /// Prompt tokens found there.
+    pub prefix_hits: u64,
+    /// Age of the running step; None when idle.
+    pub step_age: Option<Duration>,
+}
+
+/// What the engine thread publishes after each quantum.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Gauges {
+    pub(super) running: u32,
+    pub(super) pages_used: u32,
+    pub(super) pages_cached: u32,
+}
+
+impl EngineStats {
+    pub(super) fn new() -> Self {
+        Self {
+            born: Instant::now(),
+            dead: AtomicBool::new(false),
+            step_began: AtomicU64::new(0),
+            waiting: AtomicU32::new(0),
+            running: AtomicU32::new(0),
+            pages_used: AtomicU32::new(0),
+            pages_cached: AtomicU32::new(0),
+            batch_rows: AtomicU32::new(0),
+            quanta: AtomicU64::new(0),
+            preemptions: AtomicU64::new(0),
+            prefix_queries: AtomicU64::new(0),
+            prefix_hits: AtomicU64::new(0),
+        }
+    }
+
+    /// One reading.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let now = self.nanos();
+        let step_age = match self.step_began.load(Relaxed) {
+            0 => None,
+            began => Some(Duration::from_nanos(now.saturating_sub(began))),
+        };
+        Snapshot {
+            alive: !self.dead.load(Relaxed),
+            running: self.running.load(Relaxed),
+            waiting: self.waiting.load(Relaxed),
+            pages_used: self.pages_used.load(Relaxed),
+            pages_cached: self.pages_cached.load(Relaxed),
+            batch_rows: self.batch_rows.load(Relaxed),
+            quanta: self.quanta.load(Relaxed),
+            preemptions: self.preemptions.load(Relaxed),
+            prefix_queries: self.prefix_queries.load(Relaxed),
+            prefix_hits: self.prefix_hits.load(Relaxed),
+            step_age,
+        }
+    }
+
+    fn nanos(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX - 1) + 1
+    }
+
+    /// A job entered the channel or went back to waiting.
+    pub(super) fn job_sent(&self) {
+        self.waiting.fetch_add(1, Relaxed);
+    }
+
+    /// A job left the waiting line: it runs, or it ended.
+    pub(super) fn job_taken(&self) {
+        self.waiting.fetch_sub(1, Relaxed);
+    }
+
+    pub(super) fn step_begins(&self) {
+        self.step_began.store(self.nanos(), Relaxed);
+    }
+
+    pub(super) fn idle(&self) {
+        self.step_began.store(0, Relaxed);
+        self.batch_rows.store(0, Relaxed);
+    }
+
+    pub(super) fn died(&self) {
+        self.dead.store(true, Relaxed);
+        self.idle();
+        self.gauges(&Gauges::default());
+    }
+
+    pub(super) fn gauges(&self, gauges: &Gauges) {
+        self.running.store(gauges.running, Relaxed);
+        self.pages_used.store(gauges.pages_used, Relaxed);
+        self.pages_cached.store(gauges.pages_cached, Relaxed);
+    }
+
+    pub(super) fn quantum(&self, n_rows: u32) {
+        self.batch_rows.store(n_rows, Relaxed);
+        self.quanta.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn preempted(&self) {
+        self.preemptions.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn prefix_lookup(&self, n_queried: u64, n_found: u64) {
+        self.prefix_queries.fetch_add(n_queried, Relaxed);
+        self.prefix_hits.fetch_add(n_found, Relaxed);
+    }
+}

@@ -1,1 +1,196 @@
-//! (stub: being written)
+//! The built-in engine as a runtime: opens the file, loads weights into a backend, starts the
+//! engine thread.
+//!
+//! A `NativeRuntime` is a thin adapter: loading happens on the caller's thread, everything after it
+//! on the thread `engine-NAME`, which [`crate::engine`] owns. What is not here: any decision about
+//! jobs.
+
+use super::{Capability, Runtime, RuntimeStatus};
+use crate::backend::reference::ReferenceBackend;
+use crate::backend::{Backend, BackendError, MemoryUse};
+use crate::config::EngineConfig;
+use crate::engine::{Engine, EngineError, EngineHandle, EngineLimits, EngineParts};
+use crate::format::{FormatError, Gguf};
+use crate::model::{Model, ModelError, ModelSpec, Plan};
+use crate::request::{GenerationRequest, Job, RequestId};
+use crate::tokenizer::Tokenizer;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Which kernels run a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendKind {
+    /// The fast kernels, on all threads given.
+    #[default]
+    Cpu,
+    /// The plain f32 oracle: slow, and the yardstick.
+    Reference,
+}
+
+/// Why a model could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file cannot be read, is broken, or lacks a tokenizer.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The model is not one we can run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The backend could not start.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The sizes do not fit, or the engine could not start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// One replica of a model on the built-in engine.
+pub struct NativeRuntime {
+    engine: EngineHandle,
+    tokenizer: Arc<Tokenizer>,
+    spec: ModelSpec,
+    plan: Plan,
+    memory: MemoryUse,
+}
+
+impl NativeRuntime {
+    /// Loads a GGUF file and starts its engine. `progress` hears bytes done of total, on this thread.
+    ///
+    /// # Errors
+    /// See [`LoadError`]; nothing is left running.
+    pub fn load(
+        path: &Path,
+        config: &EngineConfig,
+        kind: BackendKind,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, LoadError> {
+        let file = Gguf::open(path)?;
+        let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        Self::from_file(&file, tokenizer, &name, config, kind, progress)
+    }
+
+    /// The same from an open file, with a tokenizer that replicas may share. `name` ends up in the
+    /// thread's name.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn from_file(
+        file: &Gguf,
+        tokenizer: Arc<Tokenizer>,
+        name: &str,
+        config: &EngineConfig,
+        kind: BackendKind,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, LoadError> {
+        let mut backend = open_backend(kind, config)?;
+        let model = Model::load(file, backend.as_mut(), progress)?;
+        let (spec, plan) = (model.spec.clone(), model.plan.clone());
+        let engine = Engine::new(EngineParts {
+            backend,
+            model,
+            end_tokens: tokenizer.end_tokens().to_vec(),
+            config: config.clone(),
+        })?;
+        let memory = engine.memory();
+        Ok(Self {
+            engine: engine.start(name)?,
+            tokenizer,
+            spec,
+            plan,
+            memory,
+        })
+    }
+
+    /// Sizes and switches of the model.
+    #[must_use]
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Its segments, default and most loops.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Sizes of the engine.
+    #[must_use]
+    pub fn limits(&self) -> &EngineLimits {
+        self.engine.limits()
+    }
+
+    /// Which kernels run, like `cpu avx2 x2`.
+    #[must_use]
+    pub fn backend_name(&self) -> &str {
+        self.engine.backend_name()
+    }
+
+    /// Bytes that the backend holds.
+    #[must_use]
+    pub fn memory(&self) -> MemoryUse {
+        self.memory
+    }
+
+    /// Why a request can never run here; None when it can. `submit` checks it too.
+    #[must_use]
+    pub fn refusal(&self, request: &GenerationRequest) -> Option<String> {
+        self.engine.limits().refusal(request, &self.plan)
+    }
+}
+
+fn open_backend(
+    kind: BackendKind,
+    _config: &EngineConfig,
+) -> Result<Box<dyn Backend>, BackendError> {
+    match kind {
+        // The fast backend has not landed yet; the oracle computes the same, slowly.
+        BackendKind::Cpu | BackendKind::Reference => Ok(Box::new(ReferenceBackend::new())),
+    }
+}
+
+impl Runtime for NativeRuntime {
+    fn capability(&self) -> Capability {
+        let limits = self.engine.limits();
+        Capability {
+            max_inflight: limits.max_sequences,
+            context_length: limits.context_length,
+            kv_capacity_tokens: limits.kv_tokens,
+            can_cancel: true,
+        }
+    }
+
+    fn submit(&self, job: Job) {
+        self.engine.submit(job);
+    }
+
+    fn cancel(&self, id: RequestId) {
+        self.engine.cancel(id);
+    }
+
+    fn status(&self) -> RuntimeStatus {
+        let now = self.engine.stats().snapshot();
+        RuntimeStatus {
+            alive: now.alive,
+            running: now.running,
+            waiting: now.waiting,
+            kv_pages_total: self.engine.limits().n_pages,
+            kv_pages_used: now.pages_used,
+            kv_pages_cached: now.pages_cached,
+            preemptions: now.preemptions,
+            prefix_queries: now.prefix_queries,
+            prefix_hits: now.prefix_hits,
+            batch_rows: now.batch_rows,
+            quanta: now.quanta,
+            step_age: now.step_age,
+        }
+    }
+
+    fn tokenizer(&self) -> Option<Arc<Tokenizer>> {
+        Some(Arc::clone(&self.tokenizer))
+    }
+
+    fn shutdown(&self) {
+        self.engine.shutdown();
+    }
+}

@@ -1,0 +1,242 @@
+//! Sizes of an engine, worked out once from configuration and model, and what they refuse.
+//!
+//! Pure: no thread, no allocation of state. Every refusal has both numbers in its text.
+//!
+//! Defaults: the context is the model's own, at most 8192 tokens and at most `kv_tokens` where that
+//! is given. `kv_tokens` is `max_sequences` contexts of a quarter of the length, or one whole
+//! context, whichever is more: most requests are far shorter than the longest, and what does not
+//! fit waits or is preempted. KV is counted at the model's default number of loops.
+
+use super::EngineError;
+use crate::backend::PAGE_TOKENS;
+use crate::config::EngineConfig;
+use crate::model::{ModelSpec, Plan};
+use crate::request::GenerationRequest;
+
+/// Context length when neither the configuration nor a shorter model says otherwise.
+const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
+/// Prompt rows of one pass whose logits may be asked for (prompt log-probabilities). It bounds the
+/// memory for logits to this many vocabularies plus one per sequence.
+pub const MAX_SCORED_ROWS: u32 = 64;
+
+/// What the engine may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineLimits {
+    /// Longest prompt + completion in tokens.
+    pub context_length: u32,
+    /// Sequences that may run at once.
+    pub max_sequences: u32,
+    /// Most rows of a pass, and hidden-state slots.
+    pub max_rows: u32,
+    /// KV pages of the pool.
+    pub n_pages: u32,
+    /// Tokens that the pool holds at the default number of loops.
+    pub kv_tokens: u64,
+    /// Whether full blocks are kept for reuse.
+    pub prefix_cache: bool,
+    /// Size of the vocabulary.
+    pub vocab_size: u32,
+}
+
+impl EngineLimits {
+    /// Works out the sizes.
+    ///
+    /// # Errors
+    /// `EngineError::Config` when they contradict each other or the model.
+    pub fn new(config: &EngineConfig, spec: &ModelSpec, plan: &Plan) -> Result<Self, EngineError> {
+        let refuse = |text: String| Err(EngineError::Config(text));
+        if config.max_sequences == 0 || config.max_rows == 0 {
+            return refuse(format!(
+                "max_sequences is {} and max_rows is {}; both must be at least 1",
+                config.max_sequences, config.max_rows
+            ));
+        }
+        let context_length = context_length(config, spec)?;
+        let share = u64::from(config.max_sequences) * u64::from(context_length) / 4;
+        let kv_tokens = config
+            .kv_tokens
+            .unwrap_or_else(|| share.max(u64::from(context_length)));
+        if kv_tokens < u64::from(context_length) {
+            return refuse(format!(
+                "kv_tokens is {kv_tokens}, which cannot hold one context of {context_length} \
+                 tokens; raise kv_tokens or lower context_length"
+            ));
+        }
+        let n_blocks = kv_tokens.div_ceil(PAGE_TOKENS as u64);
+        let groups = plan.kv_groups(plan.default_loops) as u64;
+        let n_pages = n_blocks
+            .checked_mul(groups)
+            .and_then(|n_pages| u32::try_from(n_pages).ok());
+        let Some(n_pages) = n_pages else {
+            return refuse(format!(
+                "kv_tokens is {kv_tokens}, which needs more than {} KV pages",
+                u32::MAX
+            ));
+        };
+        Ok(Self {
+            context_length,
+            max_sequences: config.max_sequences,
+            max_rows: config.max_rows,
+            n_pages,
+            kv_tokens: n_blocks * PAGE_TOKENS as u64,
+            prefix_cache: config.prefix_cache,
+            vocab_size: spec.vocab_size,
+        })
+    }
+
+    /// Why a request can never run here; None when it can. Callers check it before queueing.
+    #[must_use]
+    pub fn refusal(&self, request: &GenerationRequest, plan: &Plan) -> Option<String> {
+        let n_prompt = request.prompt.len() as u64;
+        let context_length = u64::from(self.context_length);
+        // A prompt that fills the context leaves no room for the first generated token.
+        let n_needed = n_prompt + u64::from(request.max_tokens.min(1));
+        if request.prompt.is_empty() {
+            return Some("the prompt has no tokens; at least one is needed".to_owned());
+        }
+        if n_needed > context_length {
+            return Some(format!(
+                "the prompt has {n_prompt} tokens, which does not fit the context length of \
+                 {context_length} tokens"
+            ));
+        }
+        let vocab_size = self.vocab_size;
+        if let Some(token) = request.prompt.iter().find(|token| **token >= vocab_size) {
+            return Some(format!(
+                "prompt token {token} is not in the vocabulary of {vocab_size} tokens"
+            ));
+        }
+        if request.cache_window != 0 {
+            return Some(format!(
+                "cache_window is {}; only 0 (full attention) is supported",
+                request.cache_window
+            ));
+        }
+        self.depth_refusal(request, plan)
+    }
+
+    /// The part of [`Self::refusal`] that concerns loops and the pages they need.
+    fn depth_refusal(&self, request: &GenerationRequest, plan: &Plan) -> Option<String> {
+        let loops = request.loops.unwrap_or(plan.default_loops);
+        if loops == 0 || loops > plan.max_loops {
+            return Some(format!(
+                "loops is {loops}; this model runs 1 to {} loops",
+                plan.max_loops
+            ));
+        }
+        let wanted = request.prompt.len() as u64 + u64::from(request.max_tokens);
+        let n_tokens = wanted.min(u64::from(self.context_length));
+        let n_pages = n_tokens.div_ceil(PAGE_TOKENS as u64) * plan.kv_groups(loops) as u64;
+        (n_pages > u64::from(self.n_pages)).then(|| {
+            format!(
+                "{n_tokens} tokens at {loops} loops need {n_pages} KV pages; the pool has {}",
+                self.n_pages
+            )
+        })
+    }
+}
+
+fn context_length(config: &EngineConfig, spec: &ModelSpec) -> Result<u32, EngineError> {
+    let trained = spec.context_length;
+    match config.context_length {
+        Some(0) => Err(EngineError::Config(
+            "context_length is 0; it must be at least 1".to_owned(),
+        )),
+        Some(asked) if asked > trained => Err(EngineError::Config(format!(
+            "context_length is {asked}, but the model was trained for {trained} tokens"
+        ))),
+        Some(asked) => Ok(asked),
+        None => {
+            let held = config.kv_tokens.unwrap_or(u64::MAX).max(1);
+            let most = u64::from(trained.min(DEFAULT_CONTEXT_TOKENS));
+            Ok(most.min(held) as u32)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::{TinyShape, tiny_spec};
+
+    fn limits(config: &EngineConfig, plan: &Plan) -> Result<EngineLimits, String> {
+        let shape = TinyShape {
+            plan: plan.clone(),
+            context_length: 10_000,
+            ..TinyShape::default()
+        };
+        EngineLimits::new(config, &tiny_spec(&shape), plan).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_follow_the_model() {
+        let plan = Plan::ordinary(2);
+        let default = limits(&EngineConfig::default(), &plan).expect("valid");
+        assert_eq!(default.context_length, 8192);
+        assert_eq!(default.kv_tokens, 16 * 8192 / 4);
+        assert_eq!(default.n_pages, 16 * 8192 / 4 / 16);
+        let config = EngineConfig {
+            kv_tokens: Some(1000),
+            ..EngineConfig::default()
+        };
+        let small = limits(&config, &plan).expect("valid");
+        assert_eq!((small.context_length, small.kv_tokens), (1000, 1008));
+        let looped = limits(&config, &Plan::looped(1, 2, 0, 3, 4)).expect("valid");
+        assert_eq!(looped.n_pages, 63 * 4);
+    }
+
+    #[test]
+    fn contradictions_name_both_numbers() {
+        let plan = Plan::ordinary(2);
+        for (context, kv, words) in [
+            (Some(500), Some(400), ["500", "400"]),
+            (Some(20_000), None, ["20000", "10000"]),
+            (Some(0), None, ["0", "at least 1"]),
+        ] {
+            let config = EngineConfig {
+                context_length: context,
+                kv_tokens: kv,
+                ..EngineConfig::default()
+            };
+            let error = limits(&config, &plan).expect_err("a contradiction");
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+
+    #[test]
+    fn requests_that_cannot_run_are_refused_with_a_reason() {
+        let plan = Plan::looped(0, 2, 0, 1, 4);
+        let config = EngineConfig {
+            context_length: Some(64),
+            kv_tokens: Some(96),
+            ..EngineConfig::default()
+        };
+        let limits = limits(&config, &plan).expect("valid");
+        let request =
+            |n_prompt: usize, max_tokens| GenerationRequest::new(vec![1; n_prompt], max_tokens);
+        let with = |change: fn(&mut GenerationRequest)| {
+            let mut request = request(20, 10);
+            change(&mut request);
+            request
+        };
+        for (request, word) in [
+            (request(0, 1), "no tokens"),
+            (request(64, 1), "context length of 64"),
+            (request(65, 0), "context length of 64"),
+            (with(|r| r.prompt = vec![1, 259].into()), "token 259"),
+            (with(|r| r.cache_window = 8), "cache_window is 8"),
+            (with(|r| r.loops = Some(0)), "loops is 0"),
+            (with(|r| r.loops = Some(5)), "1 to 4"),
+            (
+                with(|r| r.loops = Some(4)),
+                "need 8 KV pages; the pool has 6",
+            ),
+        ] {
+            let refusal = limits.refusal(&request, &plan).expect(word);
+            assert!(refusal.contains(word), "{refusal}");
+        }
+        for request in [request(63, 1000), request(64, 0), request(1, 1)] {
+            assert_eq!(limits.refusal(&request, &plan), None);
+        }
+    }
+}
