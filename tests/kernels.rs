@@ -78,8 +78,14 @@ fn tensor_bytes(dtype: DType, n_out: usize, n_in: usize, noise: &mut Noise) -> V
                 let scale = size / largest * (1.0 + noise.unit() * 0.5);
                 block[scale_at..scale_at + 2].copy_from_slice(&half(scale));
                 if let Some(at) = minimum_at {
-                    let k_quant = dtype.block_len() == 256;
-                    let minimum = if k_quant { size / 80.0 } else { -size / 2.0 };
+                    // So that weights have no mean: K-quants subtract their minimum.
+                    let minimum = match dtype {
+                        DType::Q4_1 => -7.5 * scale,
+                        DType::Q5_1 => -15.5 * scale,
+                        DType::Q2_K => 1.5 * scale,
+                        DType::Q4_K => 7.5 * scale,
+                        _ => 15.5 * scale,
+                    };
                     block[at..at + 2].copy_from_slice(&half(minimum));
                 }
             }
@@ -167,7 +173,7 @@ fn tiny_geometry(d_model: usize, vocab_size: usize, rows: usize) -> StateGeometr
         vocab_size,
         layers_per_page: 1,
         n_pages: 1,
-        max_context: 64,
+        max_context: 128,
     }
 }
 

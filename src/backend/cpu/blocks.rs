@@ -7,6 +7,7 @@
 use half::f16;
 
 use super::layout::BLOCK;
+use crate::backend::reference::dequant::IQ4_NL_VALUES;
 use crate::dtype::DType;
 
 /// 32 weights of one row.
@@ -19,11 +20,6 @@ pub(super) struct Codes {
     /// Per group, added; 0 without.
     pub(super) minima: [f32; 2],
 }
-
-/// The values of the 4-bit non-linear type.
-const IQ4_NL_VALUES: [i8; 16] = [
-    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-];
 
 fn half_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
