@@ -1,9 +1,20 @@
-//! `tinyloop bench`: speed of prompt processing and token generation. (body: being written)
+//! `tinyloop bench`: speed of prompt processing and token generation, engine included, HTTP not.
 //!
-//! Runs on the main thread. What is not here: HTTP (`make load` measures that).
+//! Runs on the main thread; the engine runs on its own. Each test is repeated and the median is
+//! reported with the extremes, since machines are shared and noisy. Prompts are random tokens,
+//! new ones each time, and prefix reuse is off, so no cache flatters. What is not here: HTTP
+//! (`make load` measures that) and peers (`make bench` sets both side by side).
 
+use super::engine_link::{EventAt, submit};
+use crate::config::EngineConfig;
 use crate::error::Error;
+use crate::request::{GenerationEvent, GenerationRequest, SamplingParams, TokenId, random_u64};
+use crate::runtime::Runtime;
+use crate::runtime::native::{BackendKind, NativeRuntime};
+use serde::Serialize;
+use std::io::Write;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Arguments of `tinyloop bench`.
 #[derive(Clone, Debug, clap::Args)]
@@ -39,7 +50,191 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
+/// One test: its name like llama-bench's (`pp512`, `tg128`), and tokens per second.
+#[derive(Clone, Debug, Serialize)]
+struct TestResult {
+    test: String,
+    parallel: u32,
+    depth: u32,
+    tokens_per_second: f64,
+    min: f64,
+    max: f64,
+}
+
+/// Everything that `--json` prints.
+#[derive(Clone, Debug, Serialize)]
+struct Report {
+    model: String,
+    backend: String,
+    load_seconds: f64,
+    repetitions: u32,
+    results: Vec<TestResult>,
+}
+
 /// Runs the benchmark and writes the result to stdout.
-pub fn run(_args: &BenchArgs) -> Result<(), Error> {
-    Err(Error::Other("not built yet".to_owned()))
+pub fn run(args: &BenchArgs) -> Result<(), Error> {
+    let most = args.parallel.iter().copied().max().unwrap_or(1);
+    if args.repetitions == 0 || args.parallel.contains(&0) {
+        return Err(Error::Usage(
+            "--repetitions and --parallel start at 1".to_owned(),
+        ));
+    }
+    let per_sequence = args.depth + args.n_prompt.max(args.n_generate) + 2;
+    let config = EngineConfig {
+        context_length: Some(per_sequence),
+        max_sequences: most,
+        kv_tokens: Some(u64::from(per_sequence + 32) * u64::from(most)),
+        threads: args.threads,
+        ..EngineConfig::default()
+    };
+    let start = Instant::now();
+    let runtime = NativeRuntime::load(&args.model, &config, BackendKind::Cpu, &mut |_, _| {})
+        .map_err(|error| Error::other("bench", error))?;
+    let load_seconds = start.elapsed().as_secs_f64();
+    let mut results = Vec::new();
+    if args.n_prompt > 0 {
+        results.push(measure(args, format!("pp{}", args.n_prompt), 1, || {
+            prompt_rate(&runtime, args)
+        })?);
+    }
+    if args.n_generate > 0 {
+        for &parallel in &args.parallel {
+            let name = format!("tg{}", args.n_generate);
+            results.push(measure(args, name, parallel, || {
+                generation_rate(&runtime, args, parallel)
+            })?);
+        }
+    }
+    let report = Report {
+        model: args.model.display().to_string(),
+        backend: runtime.backend_name().to_owned(),
+        load_seconds,
+        repetitions: args.repetitions,
+        results,
+    };
+    runtime.shutdown();
+    write_report(args, &report)
+}
+
+/// Repeats a test after one unmeasured run.
+fn measure(
+    args: &BenchArgs,
+    test: String,
+    parallel: u32,
+    mut rate: impl FnMut() -> Result<f64, Error>,
+) -> Result<TestResult, Error> {
+    rate()?;
+    let mut rates = (0..args.repetitions)
+        .map(|_| rate())
+        .collect::<Result<Vec<f64>, Error>>()?;
+    rates.sort_by(f64::total_cmp);
+    Ok(TestResult {
+        test,
+        parallel,
+        depth: args.depth,
+        tokens_per_second: rates[rates.len() / 2],
+        min: rates[0],
+        max: rates[rates.len() - 1],
+    })
+}
+
+/// A request with a random prompt that runs to its last token and reuses nothing.
+fn random_request(runtime: &NativeRuntime, n_prompt: u32, n_generate: u32) -> GenerationRequest {
+    let vocab_size = runtime
+        .tokenizer()
+        .map_or(256, |tokenizer| tokenizer.vocab_size() as u64);
+    let prompt: Vec<TokenId> = (0..n_prompt)
+        .map(|i| (random_u64(u64::from(i)) % vocab_size) as TokenId)
+        .collect();
+    let mut request = GenerationRequest::new(prompt, n_generate);
+    request.sampling = SamplingParams::greedy();
+    request.stop.ignore_eos = true;
+    request.reuse_prefix = false;
+    request
+}
+
+/// Prompt tokens per second up to the first generated token. With `--depth` the prompt is longer
+/// by that much and the time of a prompt of `depth` tokens is taken off.
+fn prompt_rate(runtime: &NativeRuntime, args: &BenchArgs) -> Result<f64, Error> {
+    let timed = |n_prompt: u32| -> Result<Duration, Error> {
+        let start = Instant::now();
+        let events = submit(runtime, random_request(runtime, n_prompt, 1));
+        events.wait_to_end()?;
+        Ok(start.elapsed())
+    };
+    let before = if args.depth > 0 {
+        timed(args.depth)?
+    } else {
+        Duration::ZERO
+    };
+    let whole = timed(args.depth + args.n_prompt)?;
+    Ok(f64::from(args.n_prompt) / whole.saturating_sub(before).as_secs_f64().max(1e-9))
+}
+
+/// Generated tokens per second over all sequences, from the moment when the last of them has its
+/// first token to the moment when the first of them has its last: all run all the time.
+fn generation_rate(runtime: &NativeRuntime, args: &BenchArgs, parallel: u32) -> Result<f64, Error> {
+    let jobs: Vec<_> = (0..parallel)
+        .map(|_| {
+            submit(
+                runtime,
+                random_request(runtime, args.depth + 1, args.n_generate),
+            )
+        })
+        .collect();
+    let mut token_times = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let is_token = |event: &EventAt| matches!(event.event, GenerationEvent::Token { .. });
+        let events = job.wait_to_end()?;
+        token_times.push(
+            events
+                .iter()
+                .filter(|e| is_token(e))
+                .map(|e| e.at)
+                .collect::<Vec<Instant>>(),
+        );
+    }
+    let all_started = token_times.iter().filter_map(|times| times.first()).max();
+    let first_ended = token_times.iter().filter_map(|times| times.last()).min();
+    let (Some(&from), Some(&to)) = (all_started, first_ended) else {
+        return Err(Error::Other("bench: a sequence gave no token".to_owned()));
+    };
+    let counted = token_times
+        .iter()
+        .flatten()
+        .filter(|at| **at > from && **at <= to)
+        .count();
+    Ok(counted as f64 / to.saturating_duration_since(from).as_secs_f64().max(1e-9))
+}
+
+fn write_report(args: &BenchArgs, report: &Report) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let text =
+            serde_json::to_string_pretty(report).map_err(|error| Error::other("bench", error))?;
+        writeln!(out, "{text}")?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "{} on {}, loaded in {:.2} s",
+        report.model, report.backend, report.load_seconds
+    )?;
+    writeln!(out, "median of {} repetitions\n", report.repetitions)?;
+    writeln!(
+        out,
+        "| test     | parallel | depth |     tok/s |       min |       max |"
+    )?;
+    writeln!(
+        out,
+        "| -------- | -------- | ----- | --------- | --------- | --------- |"
+    )?;
+    for r in &report.results {
+        writeln!(
+            out,
+            "| {:8} | {:8} | {:5} | {:9.1} | {:9.1} | {:9.1} |",
+            r.test, r.parallel, r.depth, r.tokens_per_second, r.min, r.max
+        )?;
+    }
+    Ok(())
 }

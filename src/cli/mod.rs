@@ -6,6 +6,7 @@
 //! does (`server`), what the settings mean (`config`).
 
 pub mod bench;
+mod engine_link;
 pub mod score;
 
 use crate::error::Error;

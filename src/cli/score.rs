@@ -1,8 +1,20 @@
-//! `tinyloop score`: perplexity and per-token log-probabilities of a text. (body: being written)
+//! `tinyloop score`: perplexity and per-token log-probabilities of a text.
 //!
-//! Runs on the main thread.
+//! Runs on the main thread; the engine runs on its own. The text is cut into windows of equal
+//! length without overlap; in each, the second half is scored, so that every scored token has at
+//! least half a window of context: positions `window/2 .. window-1` predict their successors.
+//! This is the windowing that `llama-perplexity` uses, so figures compare. A tail shorter than a
+//! window is left out, unless the text is shorter than one window: then all of it is one window.
 
+use super::engine_link::submit;
+use crate::config::EngineConfig;
 use crate::error::Error;
+use crate::request::{GenerationEvent, GenerationRequest, TokenId, TokenLogprob};
+use crate::runtime::Runtime;
+use crate::runtime::native::{BackendKind, NativeRuntime};
+use crate::tokenizer::EncodeOptions;
+use serde::Serialize;
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Which kernels score the text.
@@ -37,7 +49,158 @@ pub struct ScoreArgs {
     pub json: bool,
 }
 
+/// One scored token.
+#[derive(Clone, Debug, Serialize)]
+struct ScoredToken {
+    /// Place in the text's token sequence.
+    position: usize,
+    token: TokenId,
+    text: String,
+    logprob: f32,
+}
+
+/// Everything that `--json` prints.
+#[derive(Clone, Debug, Serialize)]
+struct Report {
+    perplexity: f64,
+    mean_logprob: f64,
+    n_scored: usize,
+    n_tokens: usize,
+    window: u32,
+    backend: String,
+    tokens: Vec<ScoredToken>,
+}
+
 /// Scores the text and writes the result to stdout.
-pub fn run(_args: &ScoreArgs) -> Result<(), Error> {
-    Err(Error::Other("not built yet".to_owned()))
+pub fn run(args: &ScoreArgs) -> Result<(), Error> {
+    if args.window < 2 {
+        return Err(Error::Usage("--window needs at least 2 tokens".to_owned()));
+    }
+    let text = std::fs::read_to_string(&args.text)
+        .map_err(|error| Error::other(&args.text.display().to_string(), error))?;
+    let config = EngineConfig {
+        context_length: Some(args.window + 1),
+        max_sequences: 1,
+        kv_tokens: Some(u64::from(args.window) + 32),
+        threads: args.threads,
+        prefix_cache: false,
+        ..EngineConfig::default()
+    };
+    let kind = match args.backend {
+        ScoreBackend::Cpu => BackendKind::Cpu,
+        ScoreBackend::Reference => BackendKind::Reference,
+    };
+    let runtime = NativeRuntime::load(&args.model, &config, kind, &mut |_, _| {})
+        .map_err(|error| Error::other("score", error))?;
+    let report = score(&runtime, &text, args.window)?;
+    runtime.shutdown();
+    write_report(args, &report)
+}
+
+/// The windows of `n_tokens`: half-open ranges.
+fn windows(n_tokens: usize, window: usize) -> Vec<std::ops::Range<usize>> {
+    if n_tokens < window {
+        return vec![0..n_tokens];
+    }
+    (0..n_tokens / window)
+        .map(|i| i * window..(i + 1) * window)
+        .collect()
+}
+
+fn score(runtime: &NativeRuntime, text: &str, window: u32) -> Result<Report, Error> {
+    let tokenizer = runtime
+        .tokenizer()
+        .ok_or_else(|| Error::Other("score: the model has no tokenizer".to_owned()))?;
+    let options = EncodeOptions {
+        add_special: false,
+        parse_special: false,
+    };
+    let tokens = tokenizer.encode(text, options);
+    if tokens.len() < 2 {
+        return Err(Error::Usage(
+            "score: the text needs at least 2 tokens".to_owned(),
+        ));
+    }
+    let mut scored = Vec::new();
+    for range in windows(tokens.len(), window as usize) {
+        let logprobs = prompt_logprobs(runtime, &tokens[range.clone()])?;
+        // logprobs[i] belongs to token i + 1 of the window.
+        let first_scored = range.len() / 2;
+        for (index, entry) in logprobs.iter().enumerate().skip(first_scored) {
+            scored.push(ScoredToken {
+                position: range.start + index + 1,
+                token: entry.token,
+                text: tokenizer.decode(&[entry.token], false),
+                logprob: entry.logprob,
+            });
+        }
+    }
+    let sum: f64 = scored.iter().map(|token| f64::from(token.logprob)).sum();
+    let mean_logprob = sum / scored.len() as f64;
+    Ok(Report {
+        perplexity: (-mean_logprob).exp(),
+        mean_logprob,
+        n_scored: scored.len(),
+        n_tokens: tokens.len(),
+        window,
+        backend: runtime.backend_name().to_owned(),
+        tokens: scored,
+    })
+}
+
+fn prompt_logprobs(
+    runtime: &NativeRuntime,
+    tokens: &[TokenId],
+) -> Result<Vec<TokenLogprob>, Error> {
+    let mut request = GenerationRequest::new(tokens, 0);
+    request.prompt_logprobs = Some(0);
+    let mut found = Vec::new();
+    for event in submit(runtime, request).wait_to_end()? {
+        if let GenerationEvent::PromptLogprobs(logprobs) = event.event {
+            found.extend(logprobs);
+        }
+    }
+    if found.len() + 1 == tokens.len() {
+        Ok(found)
+    } else {
+        let text = format!(
+            "score: {} log-probabilities for {} tokens",
+            found.len(),
+            tokens.len()
+        );
+        Err(Error::Other(text))
+    }
+}
+
+fn write_report(args: &ScoreArgs, report: &Report) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let text = serde_json::to_string(report).map_err(|error| Error::other("score", error))?;
+        writeln!(out, "{text}")?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "perplexity {:.4} over {} of {} tokens",
+        report.perplexity, report.n_scored, report.n_tokens
+    )?;
+    writeln!(out, "mean log-probability {:.5}", report.mean_logprob)?;
+    writeln!(
+        out,
+        "windows of {} tokens, second half scored, on {}",
+        report.window, report.backend
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::windows;
+
+    #[test]
+    fn windows_do_not_overlap_and_leave_the_tail_out() {
+        assert_eq!(windows(1799, 512), [0..512, 512..1024, 1024..1536]);
+        assert_eq!(windows(512, 512), [0..512]);
+        assert_eq!(windows(100, 512), [0..100]);
+    }
 }

@@ -34,7 +34,8 @@ class Server:
             except OSError:
                 pass
             time.sleep(0.005)
-        sys.exit(f"{self.name} did not become ready")
+        sys.exit(f"{self.name} did not start on this machine (exit code {self.process.poll()}); "
+                 "its build may need other CPU features: give another with PEER=/path/to/llama-server")
 
     def complete(self, prompt, n):
         """One request, not streamed. Returns the number of generated tokens."""
