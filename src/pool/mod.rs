@@ -4,6 +4,8 @@
 //! executor. What is not here: how a file becomes an executor (`loader`), and states, eviction,
 //! budgets: a model that is listed is loaded.
 
+pub mod loader;
+
 use crate::scheduler::{Executor, Metrics};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use parking_lot::RwLock;

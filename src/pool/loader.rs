@@ -1,0 +1,118 @@
+//! From a model file to an executor that answers.
+//!
+//! Runs on the caller's thread; nothing is left running when it fails. A broken chat template does
+//! not stop a load: it is a warning here and an error of the chat requests that need it. What is
+//! not here: the registry (`pool`), which models there are (`config`).
+
+use super::{LoadedModel, ModelMeta};
+use crate::config::ModelConfig;
+use crate::format::{FormatError, Gguf};
+use crate::runtime::native::{BackendKind, LoadError as RuntimeError, NativeRuntime};
+use crate::scheduler::{Executor, ExecutorContext, Metrics};
+use crate::tokenizer::{ChatTemplate, Tokenizer};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Where GGUF files keep the chat template.
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+
+/// Why a model was not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file, or what it asks for.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// The driver thread could not be made.
+    #[error("the driver thread cannot be started: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+impl From<FormatError> for LoadError {
+    fn from(error: FormatError) -> Self {
+        Self::Runtime(error.into())
+    }
+}
+
+/// Loads a GGUF file into the built-in engine and starts its executor. `progress` hears bytes done
+/// of total.
+///
+/// # Errors
+/// See [`LoadError`].
+pub fn load(
+    config: &ModelConfig,
+    kind: BackendKind,
+    metrics: &Arc<Metrics>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<LoadedModel, LoadError> {
+    let file = Gguf::open(&config.file)?;
+    let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
+    let chat_template = chat_template(&file, &tokenizer);
+    if let Err(why) = &chat_template {
+        tracing::warn!(model = %config.name, %why, "chat requests will be refused");
+    }
+    let runtime = NativeRuntime::from_file(
+        &file,
+        Arc::clone(&tokenizer),
+        &config.name,
+        &config.engine,
+        kind,
+        progress,
+    )?;
+    let spec = runtime.spec();
+    let meta = ModelMeta {
+        architecture: spec.architecture.clone(),
+        title: spec.name.clone(),
+        file: config.file.display().to_string(),
+        file_bytes: file.file_len(),
+        vocab_size: spec.vocab_size,
+        trained_context_length: spec.context_length,
+        fingerprint: fingerprint(&file, runtime.backend_name()),
+    };
+    let context = ExecutorContext::new(config.name.clone(), Arc::clone(metrics));
+    let executor =
+        Executor::with_context(vec![Arc::new(runtime)], config.executor.clone(), context);
+    executor.start()?;
+    Ok(LoadedModel {
+        name: config.name.clone(),
+        aliases: config.aliases.clone(),
+        created: SystemTime::now(),
+        context_length: executor.context_length(),
+        executor: Arc::new(executor),
+        tokenizer: Some(tokenizer),
+        chat_template,
+        meta,
+    })
+}
+
+/// The compiled template, or why there is none.
+fn chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Arc<ChatTemplate>, String> {
+    let source = file
+        .optional_str(TEMPLATE_KEY)
+        .map_err(|error| error.to_string())?
+        .ok_or_else(|| format!("the model file has no chat template (`{TEMPLATE_KEY}`)"))?;
+    let text = |token: Option<u32>| {
+        let bytes = token.map(|token| tokenizer.token_bytes(token));
+        String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
+    };
+    let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
+    ChatTemplate::compile(source, &bos, &eos)
+        .map(Arc::new)
+        .map_err(|error| format!("the model's chat template is broken: {error}"))
+}
+
+/// FNV-1a over what can change the answer to a seed: version, kernels, shapes and kinds of all
+/// tensors, file length. Not over the weights: reading them all would cost seconds.
+fn fingerprint(file: &Gguf, backend_name: &str) -> String {
+    let mut text = format!(
+        "{} {backend_name} {}",
+        env!("CARGO_PKG_VERSION"),
+        file.file_len()
+    );
+    for tensor in file.tensors() {
+        text.push_str(&format!("{tensor:?}"));
+    }
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("fp_{:012x}", hash >> 16)
+}
