@@ -215,7 +215,7 @@ fn arb_request() -> impl Strategy<Value = (Vec<u8>, String, Vec<u8>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn pipelined_requests_in_any_cut(

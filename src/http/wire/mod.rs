@@ -7,7 +7,7 @@
 //!        └──────────────── the connection comes home ◄───────┘
 //! ```
 //!
-//! Reading order: `framing` (the grammar, pure) · `conn` (a connection's states) · `poll` and `accept`
+//! Reading order: `framing` (the grammar, pure) · `conn` and `turn` (a connection's states and what it does) · `poll` and `accept`
 //! (the loop) · `response` (what a handler holds) · `link` (what both sides share) · `lane`, `budget`,
 //! `net`, `head`, `refusal`, `config`, `stats`.
 //!
@@ -32,6 +32,7 @@ mod refusal;
 mod request;
 mod response;
 mod stats;
+mod turn;
 
 pub use config::WireConfig;
 pub use refusal::Refusal;
