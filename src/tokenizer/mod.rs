@@ -9,8 +9,12 @@
 //! Invariants: `encode` and `decode` never fail and never panic, whatever the text or the ids; a
 //! text encoded without `parse_special` never contains a control token beside BOS and EOS.
 
+mod bpe;
 pub mod chat_template;
+mod from_gguf;
+mod pretokenizers;
 mod special;
+mod spm;
 pub mod text_stream;
 mod vocabulary;
 
@@ -34,6 +38,8 @@ pub struct Tokenizer {
 
 /// How plain text becomes tokens.
 enum Model {
+    ByteLevel(Box<bpe::ByteLevelBpe>),
+    SentencePiece(Box<spm::ScoreBpe>),
     /// Token `b` is byte `b` (tests).
     Bytes,
 }
@@ -58,8 +64,8 @@ pub struct EncodeOptions {
 
 impl Tokenizer {
     /// Built from `tokenizer.ggml.*`.
-    pub fn from_gguf(_file: &Gguf) -> Result<Self, FormatError> {
-        unimplemented!()
+    pub fn from_gguf(file: &Gguf) -> Result<Self, FormatError> {
+        from_gguf::tokenizer(file)
     }
 
     /// A vocabulary for tests that need no file: token `b` is byte `b` for 0..=255, then the
@@ -133,6 +139,8 @@ impl Tokenizer {
     /// Text without special tokens in it.
     fn encode_plain(&self, text: &str, tokens: &mut Vec<TokenId>) {
         match &self.model {
+            Model::ByteLevel(bpe) => bpe.encode(text, tokens),
+            Model::SentencePiece(bpe) => bpe.encode(text, tokens),
             Model::Bytes => tokens.extend(text.bytes().map(TokenId::from)),
         }
     }

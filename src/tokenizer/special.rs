@@ -56,11 +56,6 @@ impl SpecialTokens {
         Self { tokens, lengths }
     }
 
-    /// The token with this name.
-    pub(crate) fn get(&self, name: &str) -> Option<TokenId> {
-        self.tokens.get(name.as_bytes()).map(|entry| entry.token)
-    }
-
     /// Cuts `text`; control tokens are recognised only when `parse_special`.
     pub(crate) fn split<'t>(&self, text: &'t str, parse_special: bool) -> Vec<Fragment<'t>> {
         let mut fragments = Vec::new();

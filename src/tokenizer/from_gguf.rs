@@ -1,0 +1,214 @@
+//! Reads `tokenizer.ggml.*` into a `Tokenizer`: which model, which rules, which tokens end a
+//! generation. Runs once per load, on the loading thread.
+
+use super::bpe::{ByteDecoder, ByteLevelBpe};
+use super::pretokenizers::PreTokenizer;
+use super::spm::{self, ScoreBpe};
+use super::vocabulary::{TokenKind, Vocabulary};
+use super::{Model, SequenceRules, Tokenizer};
+use crate::format::{FormatError, Gguf};
+use crate::request::TokenId;
+
+/// Names of tokens that end a turn or a text in well-known models. Files often name only one of
+/// them as EOS, or mark them as ordinary text.
+const END_NAMES: &[&str] = &[
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+    "<EOT>",
+    "_<EOT>",
+    "< EOT >",
+];
+
+/// The two models of vocabularies that are understood.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    ByteLevel,
+    SentencePiece,
+}
+
+/// Builds a tokenizer from a file's metadata.
+pub(crate) fn tokenizer(file: &Gguf) -> Result<Tokenizer, FormatError> {
+    let family = match file.str("tokenizer.ggml.model")? {
+        "gpt2" => Family::ByteLevel,
+        "llama" => Family::SentencePiece,
+        other => {
+            return Err(file.invalid(format!(
+                "tokenizer.ggml.model: `{other}` is not supported; known are gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
+            )));
+        }
+    };
+    let Some(texts) = file.optional_strings("tokenizer.ggml.tokens")? else {
+        return Err(file.invalid("tokenizer.ggml.tokens is missing"));
+    };
+    if texts.is_empty() {
+        return Err(file.invalid("tokenizer.ggml.tokens is empty"));
+    }
+    let pre = file
+        .optional_str("tokenizer.ggml.pre")?
+        .unwrap_or("default");
+    let mut kinds = token_kinds(file, texts.len())?;
+    let rules = sequence_rules(file, family, pre, texts.len())?;
+    let end_tokens = end_tokens(file, texts, rules.eos)?;
+    for token in end_tokens.iter().copied().chain(rules.bos) {
+        // Whatever the file says: a client's plain text must never become one of these.
+        kinds[token as usize] = TokenKind::Control;
+    }
+    let vocabulary = vocabulary(texts, &kinds, family);
+    let model = match family {
+        Family::ByteLevel => byte_level(file, texts, &vocabulary, pre)?,
+        Family::SentencePiece => sentence_piece(file, &vocabulary)?,
+    };
+    Ok(Tokenizer::from_parts(vocabulary, model, rules, end_tokens))
+}
+
+fn token_kinds(file: &Gguf, n_tokens: usize) -> Result<Vec<TokenKind>, FormatError> {
+    let key = "tokenizer.ggml.token_type";
+    let Some(numbers) = file.optional_ints(key)? else {
+        return Ok(vec![TokenKind::Normal; n_tokens]);
+    };
+    if numbers.len() != n_tokens {
+        return Err(file.invalid(format!(
+            "{key} has {} entries for {n_tokens} tokens",
+            numbers.len()
+        )));
+    }
+    // A number that the format does not define says nothing, so the token is ordinary text.
+    let kind = |number| TokenKind::from_gguf(number).unwrap_or(TokenKind::Normal);
+    Ok(numbers.into_iter().map(kind).collect())
+}
+
+/// A key that names a token; Err when the token does not exist.
+fn token_id(file: &Gguf, key: &str, n_tokens: usize) -> Result<Option<TokenId>, FormatError> {
+    match file.optional_u32(key)? {
+        Some(token) if token as usize >= n_tokens => Err(file.invalid(format!(
+            "{key} is {token}, but there are only {n_tokens} tokens"
+        ))),
+        other => Ok(other),
+    }
+}
+
+fn sequence_rules(
+    file: &Gguf,
+    family: Family,
+    pre: &str,
+    n_tokens: usize,
+) -> Result<SequenceRules, FormatError> {
+    // What holds where the file is silent.
+    let always_bos = [
+        "llama3",
+        "llama-v3",
+        "llama-bpe",
+        "falcon3",
+        "falcon-h1",
+        "pixtral",
+        "tekken",
+        "lfm2",
+    ];
+    let add_bos = family == Family::SentencePiece || always_bos.contains(&pre);
+    let default_id = |token: TokenId| {
+        (family == Family::SentencePiece && (token as usize) < n_tokens).then_some(token)
+    };
+    Ok(SequenceRules {
+        bos: token_id(file, "tokenizer.ggml.bos_token_id", n_tokens)?.or(default_id(1)),
+        eos: token_id(file, "tokenizer.ggml.eos_token_id", n_tokens)?.or(default_id(2)),
+        add_bos: file
+            .optional_bool("tokenizer.ggml.add_bos_token")?
+            .unwrap_or(add_bos),
+        add_eos: file
+            .optional_bool("tokenizer.ggml.add_eos_token")?
+            .unwrap_or(false),
+    })
+}
+
+/// Ascending.
+fn end_tokens(
+    file: &Gguf,
+    texts: &[String],
+    eos: Option<TokenId>,
+) -> Result<Vec<TokenId>, FormatError> {
+    let mut ends: Vec<TokenId> = eos.into_iter().collect();
+    for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
+        ends.extend(token_id(file, key, texts.len())?);
+    }
+    // One pass over the vocabulary; the first byte rules out nearly all.
+    let named: Vec<(TokenId, &str)> = (0..)
+        .zip(texts)
+        .filter(|(_, text)| text.starts_with(['<', '_']) && END_NAMES.contains(&text.as_str()))
+        .map(|(token, text)| (token, text.as_str()))
+        .collect();
+    let has = |name: &str| named.iter().any(|(_, text)| *text == name);
+    // Where `<|return|>` and `<|call|>` exist, `<|end|>` only closes one message of several.
+    let end_is_inner = has("<|return|>") && has("<|call|>");
+    let named = named
+        .iter()
+        .filter(|(_, text)| !(end_is_inner && *text == "<|end|>"));
+    ends.extend(named.map(|(token, _)| *token));
+    ends.sort_unstable();
+    ends.dedup();
+    Ok(ends)
+}
+
+fn vocabulary(texts: &[String], kinds: &[TokenKind], family: Family) -> Vocabulary {
+    let decoder = ByteDecoder::new();
+    let mut vocabulary = Vocabulary::with_capacity(texts.len());
+    for (text, &kind) in texts.iter().zip(kinds) {
+        vocabulary.push(kind, |bytes| match (family, kind) {
+            (Family::SentencePiece, _) => spm::decode(text, kind, bytes),
+            // Special tokens are written as they are, not in the byte alphabet.
+            (Family::ByteLevel, TokenKind::Normal | TokenKind::Byte) => {
+                decoder.decode(text, bytes);
+            }
+            (Family::ByteLevel, _) => bytes.extend_from_slice(text.as_bytes()),
+        });
+    }
+    vocabulary
+}
+
+fn byte_level(
+    file: &Gguf,
+    texts: &[String],
+    vocabulary: &Vocabulary,
+    pre: &str,
+) -> Result<Model, FormatError> {
+    let Some(merges) = file.optional_strings("tokenizer.ggml.merges")? else {
+        return Err(file.invalid("tokenizer.ggml.merges is missing: a gpt2 vocabulary needs them"));
+    };
+    let words = PreTokenizer::named(pre).map_err(|reason| file.invalid(reason))?;
+    let bpe = ByteLevelBpe::new(texts, vocabulary, merges, words)
+        .map_err(|reason| file.invalid(reason))?;
+    Ok(Model::ByteLevel(Box::new(bpe)))
+}
+
+fn sentence_piece(file: &Gguf, vocabulary: &Vocabulary) -> Result<Model, FormatError> {
+    let key = "tokenizer.ggml.scores";
+    let scores = match file.optional_f32s(key)? {
+        Some(scores) if scores.len() == vocabulary.len() => scores.to_vec(),
+        Some(scores) => {
+            return Err(file.invalid(format!(
+                "{key} has {} entries for {} tokens",
+                scores.len(),
+                vocabulary.len()
+            )));
+        }
+        None => {
+            return Err(file.invalid(format!("{key} is missing: a llama vocabulary needs them")));
+        }
+    };
+    let n_tokens = vocabulary.len();
+    let unknown = token_id(file, "tokenizer.ggml.unknown_token_id", n_tokens)?.or(Some(0));
+    let space_prefix = file
+        .optional_bool("tokenizer.ggml.add_space_prefix")?
+        .unwrap_or(true);
+    let model = ScoreBpe::new(vocabulary, scores, unknown, space_prefix);
+    Ok(Model::SentencePiece(Box::new(model)))
+}
