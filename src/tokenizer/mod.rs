@@ -15,6 +15,7 @@ mod from_gguf;
 mod pretokenizers;
 mod special;
 mod spm;
+mod template_functions;
 pub mod text_stream;
 mod vocabulary;
 
