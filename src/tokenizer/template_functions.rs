@@ -71,7 +71,8 @@ fn write_json(
     }
     match value.kind() {
         ValueKind::None => out.push_str("null"),
-        ValueKind::Bool | ValueKind::Number => {
+        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+        ValueKind::Number => {
             let _ = write!(out, "{value}"); // Writing to a String cannot fail.
         }
         ValueKind::String => {
