@@ -65,6 +65,7 @@
 pub mod request;
 
 pub mod cli;
+pub mod server;
 
 pub mod http;
 pub mod pool;

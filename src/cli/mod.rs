@@ -7,14 +7,29 @@
 
 pub mod bench;
 mod engine_link;
+pub mod inspect;
+pub mod load;
+pub mod logging;
+pub mod output;
+pub mod progress;
+pub mod run;
 pub mod score;
+pub mod serve;
+pub mod tokenize;
 
 use crate::error::Error;
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 /// LLM inference server: one binary, plain threads.
 #[derive(Debug, Parser)]
-#[command(name = "tinyloop", version, about, max_term_width = 100)]
+#[command(
+    name = "tinyloop",
+    version,
+    about,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -24,16 +39,45 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Serve models over HTTP (OpenAI-compatible).
+    Serve(Box<serve::ServeArgs>),
+    /// Answer one prompt on standard output.
+    Run(Box<run::RunArgs>),
     /// Measure prompt processing and token generation.
     Bench(bench::BenchArgs),
     /// Perplexity and per-token log-probabilities of a text file.
     Score(score::ScoreArgs),
+    /// Show how a text becomes tokens.
+    Tokenize(tokenize::TokenizeArgs),
+    /// Show what a model file holds and how much memory it needs.
+    Inspect(inspect::InspectArgs),
+}
+
+/// Parses the command line and runs it; the exit code is 0 (clean), 2 (usage, configuration) or 1.
+#[must_use]
+pub fn main() -> ExitCode {
+    output::exit(run(&Cli::parse()))
 }
 
 /// Runs one subcommand.
 pub fn run(cli: &Cli) -> Result<(), Error> {
     match &cli.command {
+        Command::Serve(args) => serve::run(args),
+        Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Score(args) => score::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Inspect(args) => inspect::run(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_do_not_contradict_each_other() {
+        Cli::command().debug_assert();
     }
 }

@@ -7,6 +7,7 @@
 //! (whoever finds a fault logs it), and how the bytes are written (`wire`).
 
 use crate::request::RequestError;
+use crate::scheduler::SubmitError;
 use serde_json::{Value, json};
 
 /// What went wrong, in the API's words. One row of the table each.
@@ -207,5 +208,63 @@ impl From<RequestError> for ApiError {
             RequestError::Fault(_) => ErrorCode::InternalError,
         };
         Self::new(code, error.to_string())
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let code = match error {
+            SubmitError::NotStarted => ErrorCode::ModelLoading,
+            SubmitError::Shutdown => ErrorCode::ShuttingDown,
+            SubmitError::ModelUnloading => ErrorCode::ModelUnloading,
+            SubmitError::EmptyPrompt => ErrorCode::InvalidValue,
+            SubmitError::PromptTooLong { .. }
+            | SubmitError::TooLong { .. }
+            | SubmitError::KvTooSmall { .. } => ErrorCode::ContextLengthExceeded,
+            SubmitError::QueueFull { .. } => ErrorCode::QueueFull,
+            SubmitError::AdmissionRejected { .. } => ErrorCode::SloUnattainable,
+        };
+        let retry_after_s = error.retry_after_s().or(code.retry_after_s());
+        Self {
+            retry_after_s,
+            ..Self::new(code, error.to_string())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_have_openais_shape_and_headers_follow_the_code() {
+        let error = ApiError::invalid("n", "'n' is 0");
+        assert_eq!(
+            error.body(),
+            json!({"error": {
+                "message": "'n' is 0", "type": "invalid_request_error", "param": "n",
+                "code": "invalid_value",
+            }})
+        );
+        assert!(error.headers().is_empty());
+        let full = SubmitError::QueueFull {
+            queue_depth: 3,
+            max_queue_depth: 3,
+            retry_after_s: 7,
+        };
+        let full = ApiError::from(full);
+        assert_eq!(
+            (full.status(), full.headers()),
+            (503, vec![("retry-after", "7".to_owned())])
+        );
+        let gone = ApiError::from(RequestError::Cancelled);
+        assert_eq!(gone.status(), 499);
+    }
+
+    #[test]
+    fn every_status_of_the_wire_keeps_its_number() {
+        for status in [400, 408, 413, 417, 431, 500, 503, 505] {
+            assert_eq!(ErrorCode::from_status(status).row().0, status);
+        }
     }
 }

@@ -1,4 +1,23 @@
-//! Both HTTP planes. (being written)
+//! Both HTTP planes: the data plane on our own connection layer, the management plane on tiny_http.
+//!
+//! Reading order: `data_plane` (a request's way to its route), `router`, `exchange` (one request
+//! and its answer), `errors` (the one table from error to status), `openai/` (chat, completions,
+//! models), `sse`, `ops` (health, readiness, metrics), `auth`, `cors`, `access_log`, `management`,
+//! `state` (what both planes know), `wire/` (connections).
+//!
+//! Everything here runs on HTTP workers (`wire` has its poll thread, `management` its own two
+//! threads). HTTP sees `pool` handles, never an engine. What is not here: scheduling, models.
+
+pub mod access_log;
+pub mod auth;
+pub mod cors;
+pub mod data_plane;
 pub mod errors;
+pub mod exchange;
+pub mod management;
 pub mod openai;
+pub mod ops;
+pub mod router;
+pub mod sse;
+pub mod state;
 pub mod wire;

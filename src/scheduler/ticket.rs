@@ -13,7 +13,7 @@ use crate::request::{
     FinishReason, GenerationEvent, RequestError, RequestId, TokenId, TokenLogprob, Usage,
 };
 use crate::tokenizer::{TextStep, TextStream};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Select, Sender};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -209,6 +209,36 @@ impl TokenStream {
                 StreamEvent::Failed(error) => return Err(error),
             }
         }
+    }
+
+    /// Waits until one of the streams named by `candidates` has something to say, and returns its
+    /// index; None when `deadline` passes first, or nobody is named. `recv_timeout` with a zero
+    /// timeout then tells what it is, or `TimedOut` when it was nothing for the caller.
+    #[must_use]
+    pub fn wait_any(
+        streams: &[TokenStream],
+        candidates: &[usize],
+        deadline: Option<Instant>,
+    ) -> Option<usize> {
+        let has_event = |index: &&usize| {
+            let stream = &streams[**index];
+            !stream.ready.is_empty() || stream.ended.is_some()
+        };
+        if candidates.is_empty() {
+            return None;
+        }
+        if let Some(&index) = candidates.iter().find(has_event) {
+            return Some(index);
+        }
+        let mut select = Select::new();
+        for &index in candidates {
+            select.recv(&streams[index].receiver);
+        }
+        let chosen = match deadline {
+            Some(deadline) => select.ready_deadline(deadline).ok()?,
+            None => select.ready(),
+        };
+        Some(candidates[chosen])
     }
 
     fn recv_until(&mut self, deadline: Option<Instant>) -> StreamEvent {

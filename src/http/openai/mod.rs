@@ -5,7 +5,12 @@
 
 pub mod answer;
 pub mod chat;
+pub mod choice;
 pub mod completions;
 pub mod fields;
+pub mod generate;
+pub mod growing;
+pub mod jobs;
 pub mod logprobs;
+pub mod models;
 pub mod sampling;

@@ -1,0 +1,347 @@
+//! `tinyloop serve`: flags over the configuration file over the defaults, then the server.
+//!
+//! Runs on the main thread. Every setting a user would want on the command line has a flag; the
+//! rest stands in the file. What is not here: what a server is made of (`server`).
+
+use super::load::load_all;
+use super::output::Output;
+use crate::config::{Config, ConfigError, LogFormat, ModelConfig};
+use crate::error::Error;
+use crate::server::{Server, Signals};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Arguments of `tinyloop serve`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServeArgs {
+    /// Model file (GGUF); may be given several times.
+    #[arg(short, long = "model", value_name = "FILE")]
+    pub models: Vec<PathBuf>,
+    /// The id clients send for the model, one per --model [default: the file's name].
+    #[arg(long = "model-name", visible_alias = "alias", value_name = "NAME")]
+    pub model_names: Vec<String>,
+    /// TOML file; `local.toml` beside it is merged over it.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Address of the inference APIs [default: 127.0.0.1].
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<IpAddr>,
+    /// Port of the inference APIs; 0 picks a free one and prints it [default: 8080].
+    #[arg(short, long)]
+    pub port: Option<u16>,
+    /// Address of the management plane [default: 127.0.0.1].
+    #[arg(long, value_name = "ADDRESS")]
+    pub management_host: Option<IpAddr>,
+    /// Port of the management plane; 0 picks a free one [default: 8081].
+    #[arg(long, value_name = "PORT")]
+    pub management_port: Option<u16>,
+    /// Do not open the management plane.
+    #[arg(long, conflicts_with_all = ["management_port", "management_host"])]
+    pub no_management: bool,
+    /// Key of the management plane; needed when its address is not loopback.
+    #[arg(long, value_name = "KEY")]
+    pub admin_key: Option<String>,
+    /// Key that clients must send; may be given several times.
+    #[arg(long = "api-key", value_name = "KEY")]
+    pub api_keys: Vec<String>,
+    /// File with one API key per line.
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Web origin that browsers may call from, or "*"; may be given several times.
+    #[arg(long = "cors-origin", value_name = "ORIGIN")]
+    pub cors_origins: Vec<String>,
+    /// Context length per request in tokens [default: the model's own, at most 8192].
+    #[arg(short = 'c', long, value_name = "TOKENS")]
+    pub ctx_size: Option<u32>,
+    /// Kernel threads [default: the cores given].
+    #[arg(short, long, value_name = "COUNT")]
+    pub threads: Option<usize>,
+    /// Sequences that run at once [default: 16].
+    #[arg(long, visible_alias = "parallel", value_name = "COUNT")]
+    pub max_sequences: Option<u32>,
+    /// Most rows of one pass [default: 512].
+    #[arg(long, visible_alias = "ubatch", value_name = "ROWS")]
+    pub max_rows: Option<u32>,
+    /// KV pool in tokens, over all sequences.
+    #[arg(long, value_name = "TOKENS")]
+    pub kv_tokens: Option<u64>,
+    /// Do not keep the KV of finished requests for reuse.
+    #[arg(long)]
+    pub no_prefix_cache: bool,
+    /// Most requests waiting per model; further ones get 503 [default: 128].
+    #[arg(long, value_name = "COUNT")]
+    pub max_queue_depth: Option<usize>,
+    /// Longest wait in the queue in seconds [default: no limit].
+    #[arg(long, value_name = "SECONDS")]
+    pub queue_timeout: Option<f64>,
+    /// Jobs the engine holds at once [default: what it can hold].
+    #[arg(long, value_name = "COUNT")]
+    pub target_inflight: Option<u32>,
+    /// Worker threads of the inference APIs; a stream holds one [default: 64].
+    #[arg(long, value_name = "COUNT")]
+    pub http_workers: Option<usize>,
+    /// Open connections [default: 4096].
+    #[arg(long, value_name = "COUNT")]
+    pub max_connections: Option<usize>,
+    /// Largest request body in bytes [default: 16777216].
+    #[arg(long, value_name = "BYTES")]
+    pub max_body_bytes: Option<usize>,
+    /// Seconds that a shutdown waits for running requests [default: 30].
+    #[arg(long, value_name = "SECONDS")]
+    pub drain_timeout: Option<f64>,
+    /// Shape of the log lines on stderr [default: text].
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// error, warn, info, debug, trace, or a filter per module [default: info].
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+}
+
+impl clap::ValueEnum for LogFormat {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Text, Self::Json]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(clap::builder::PossibleValue::new(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }))
+    }
+}
+
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Self {
+        Error::Usage(error.0)
+    }
+}
+
+impl ServeArgs {
+    /// File, then flags, then checks.
+    pub fn config(&self) -> Result<Config, Error> {
+        let mut config = match &self.config {
+            Some(path) => Config::load(path)?,
+            None => Config::default(),
+        };
+        self.put_planes(&mut config)?;
+        self.put_models(&mut config)?;
+        config.check()?;
+        if config.models.is_empty() {
+            return Err(Error::Usage(
+                "no model: give --model FILE, or a --config with a [models.NAME] section".into(),
+            ));
+        }
+        Ok(config)
+    }
+
+    fn put_planes(&self, config: &mut Config) -> Result<(), Error> {
+        let server = &mut config.server;
+        put(&mut server.host, self.host);
+        put(&mut server.port, self.port);
+        put(&mut server.http_workers, self.http_workers);
+        put(&mut server.max_connections, self.max_connections);
+        put(&mut server.max_body_bytes, self.max_body_bytes);
+        put(
+            &mut server.drain_timeout,
+            seconds("--drain-timeout", self.drain_timeout)?,
+        );
+        server.api_keys.extend(self.api_keys.iter().cloned());
+        server
+            .cors_origins
+            .extend(self.cors_origins.iter().cloned());
+        if self.api_key_file.is_some() {
+            server.api_key_file.clone_from(&self.api_key_file);
+        }
+        let management = &mut config.management;
+        management.enabled &= !self.no_management;
+        put(&mut management.host, self.management_host);
+        put(&mut management.port, self.management_port);
+        if self.admin_key.is_some() {
+            management.admin_key.clone_from(&self.admin_key);
+        }
+        put(&mut config.log.format, self.log_format);
+        put(&mut config.log.level, self.log_level.clone());
+        Ok(())
+    }
+
+    fn put_models(&self, config: &mut Config) -> Result<(), Error> {
+        if self.model_names.len() > self.models.len() {
+            return Err(Error::Usage("more --model-name than --model".into()));
+        }
+        for (index, file) in self.models.iter().enumerate() {
+            config.models.push(ModelConfig {
+                name: self
+                    .model_names
+                    .get(index)
+                    .cloned()
+                    .unwrap_or_else(|| name_of(file)),
+                aliases: Vec::new(),
+                file: file.clone(),
+                executor: config.executor.clone(),
+                engine: config.engine.clone(),
+            });
+        }
+        let queue_timeout = seconds("--queue-timeout", self.queue_timeout)?;
+        for model in &mut config.models {
+            let engine = &mut model.engine;
+            engine.context_length = self.ctx_size.or(engine.context_length);
+            engine.threads = self.threads.or(engine.threads);
+            engine.kv_tokens = self.kv_tokens.or(engine.kv_tokens);
+            engine.prefix_cache &= !self.no_prefix_cache;
+            put(&mut engine.max_sequences, self.max_sequences);
+            put(&mut engine.max_rows, self.max_rows);
+            let executor = &mut model.executor;
+            put(&mut executor.max_queue_depth, self.max_queue_depth);
+            executor.queue_timeout = queue_timeout.or(executor.queue_timeout);
+            executor.target_inflight = self.target_inflight.or(executor.target_inflight);
+        }
+        Ok(())
+    }
+}
+
+/// Serves until a signal asks for the end, then drains.
+pub fn run(args: &ServeArgs) -> Result<(), Error> {
+    let config = args.config()?;
+    super::logging::install(&config.log)?;
+    let signals = Signals::catch()?;
+    let pool = load_all(&config.models)?;
+    let server = Server::start(&config, pool)?;
+    if !signals.is_asked() {
+        announce(&server, &config)?;
+        signals.wait();
+    }
+    tracing::info!(
+        drain_timeout_s = config.server.drain_timeout.as_secs_f64(),
+        "stopping: running requests finish, new ones are refused; a second signal ends at once"
+    );
+    server.shutdown(config.server.drain_timeout);
+    Ok(())
+}
+
+/// The address on standard output, and a line that works when pasted.
+fn announce(server: &Server, config: &Config) -> Result<(), Error> {
+    let address = reachable(server.address());
+    let mut text = format!("tinyloop listens on http://{address}\n");
+    if let Some(management) = server.management_address() {
+        text.push_str(&format!("management on http://{management}\n"));
+    }
+    let names: Vec<&str> = config
+        .models
+        .iter()
+        .map(|model| model.name.as_str())
+        .collect();
+    text.push_str(&format!("models: {}\n\n", names.join(", ")));
+    let key = match config.server.api_keys.is_empty() && config.server.api_key_file.is_none() {
+        true => "",
+        false => " -H 'authorization: Bearer YOUR_KEY'",
+    };
+    let body = serde_json::json!({
+        "model": names.first(), "stream": true,
+        "messages": [{"role": "user", "content": "Tell me a short story."}],
+    });
+    text.push_str(&format!(
+        "curl -N http://{address}/v1/chat/completions{key} -H 'content-type: application/json' \
+         -d '{}'\n",
+        body.to_string().replace('\'', "'\\''")
+    ));
+    let mut output = Output::new();
+    // A closed standard output does not end a server.
+    let _ = output.piece(&text);
+    Ok(())
+}
+
+/// An address that a client on this machine can use.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => (Ipv4Addr::LOCALHOST, address.port()).into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => (Ipv6Addr::LOCALHOST, address.port()).into(),
+        _ => address,
+    }
+}
+
+fn put<T>(place: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *place = value;
+    }
+}
+
+fn seconds(flag: &str, value: Option<f64>) -> Result<Option<Duration>, Error> {
+    let Some(value) = value else {
+        return Ok(None);
+    };
+    let duration = Duration::try_from_secs_f64(value)
+        .map_err(|error| Error::Usage(format!("{flag} {value}: {error}")))?;
+    Ok(Some(duration))
+}
+
+/// The file's name without `.gguf`: what a user would type.
+#[must_use]
+pub fn name_of(file: &Path) -> String {
+    let name = file
+        .file_name()
+        .unwrap_or(file.as_os_str())
+        .to_string_lossy();
+    name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    fn config(line: &str) -> Result<Config, Error> {
+        let words = std::iter::once("serve").chain(line.split_whitespace());
+        Line::try_parse_from(words)
+            .map_err(|error| Error::Usage(error.to_string()))?
+            .args
+            .config()
+    }
+
+    #[test]
+    fn flags_reach_every_model() {
+        let config = config(
+            "--model a/x.gguf --model b.gguf --model-name first --port 0 --ctx-size 64 --ubatch 8 \
+             --parallel 2 --max-queue-depth 3 --queue-timeout 1.5 --no-prefix-cache --api-key k",
+        )
+        .expect("valid");
+        assert_eq!(config.server.port, 0);
+        assert_eq!(config.server.api_keys, ["k"]);
+        let names: Vec<&str> = config
+            .models
+            .iter()
+            .map(|model| model.name.as_str())
+            .collect();
+        assert_eq!(names, ["first", "b"]);
+        for model in &config.models {
+            assert_eq!(model.engine.context_length, Some(64));
+            assert_eq!((model.engine.max_rows, model.engine.max_sequences), (8, 2));
+            assert!(!model.engine.prefix_cache);
+            assert_eq!(model.executor.max_queue_depth, 3);
+            assert_eq!(
+                model.executor.queue_timeout,
+                Some(Duration::from_millis(1500))
+            );
+        }
+    }
+
+    #[test]
+    fn usage_errors_are_usage_errors() {
+        for line in [
+            "",
+            "--model a --model a",
+            "--model a --drain-timeout -1",
+            "--model-name x",
+            "--config /none",
+        ] {
+            let error = config(line).expect_err(line);
+            assert_eq!(error.exit_code(), 2, "{line}: {error}");
+        }
+    }
+}

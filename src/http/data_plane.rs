@@ -1,0 +1,99 @@
+//! The data plane's handler: from a complete request to the function that answers it.
+//!
+//! Runs on HTTP workers (and the few ops workers); shared, immutable. The order is: request id,
+//! route, key, then the route's own work. Whatever the wire layer refuses by itself gets the same
+//! error shape here. A panic below costs one request: the wire layer answers 500.
+
+use super::access_log::AccessRecord;
+use super::auth::Keys;
+use super::cors::Cors;
+use super::errors::{ApiError, ErrorCode};
+use super::exchange::{Exchange, request_id};
+use super::openai::{self, models};
+use super::ops;
+use super::router::{Route, is_ops_path, route};
+use super::state::ServerState;
+use super::wire::{Handler, Refusal, Request, Responder};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Everything a worker needs.
+#[derive(Debug)]
+pub struct DataPlane {
+    /// The models and what is known about the server.
+    pub state: Arc<ServerState>,
+    /// Who may use the inference routes.
+    pub keys: Keys,
+    /// Which web pages may.
+    pub cors: Cors,
+    /// How often a silent stream shows a sign of life.
+    pub stream_ping: Duration,
+}
+
+impl Handler for DataPlane {
+    fn handle(&self, request: Request, responder: Responder) {
+        let routed = route(request.method(), request.path());
+        let label = routed.as_ref().map_or("unknown", Route::label);
+        let quiet = matches!(routed, Ok(Route::Health | Route::Ready | Route::Metrics));
+        let id = request_id(request.header_str("x-request-id"));
+        let is_preflight = request.method() == "OPTIONS";
+        let cors = self
+            .cors
+            .headers(request.header_str("origin"), is_preflight);
+        let exchange = Exchange::new(responder, AccessRecord::new(id, label, quiet), cors);
+        match routed {
+            Err(error) => exchange.error(&error),
+            Ok(_) if is_preflight => exchange.empty(204),
+            Ok(route) => self.answer(&route, &request, exchange),
+        }
+    }
+
+    fn is_ops(&self, path: &str) -> bool {
+        is_ops_path(path)
+    }
+
+    fn refuse(&self, refusal: &Refusal<'_>) -> (Vec<(String, String)>, Vec<u8>) {
+        let error = ApiError::new(ErrorCode::from_status(refusal.status), refusal.reason);
+        let mut headers = vec![
+            ("content-type".to_owned(), "application/json".to_owned()),
+            ("x-request-id".to_owned(), request_id(None)),
+        ];
+        let extra = error.headers().into_iter();
+        headers.extend(extra.map(|(name, value)| (name.to_owned(), value)));
+        (headers, error.body().to_string().into_bytes())
+    }
+}
+
+impl DataPlane {
+    fn answer(&self, route: &Route, request: &Request, exchange: Exchange) {
+        if !route.is_open()
+            && let Err(error) = self
+                .keys
+                .check(request.header("authorization"), request.header("x-api-key"))
+        {
+            return exchange.error(&error);
+        }
+        match route {
+            Route::Root => exchange.json(&ops::root(&self.state)),
+            Route::Health => exchange.ops(&ops::health(&self.state)),
+            Route::Ready => exchange.ops(&ops::ready(&self.state)),
+            Route::Metrics => exchange.ops(&ops::metrics(&self.state)),
+            Route::Models => exchange.json(&models::list(&self.state)),
+            Route::Model(id) => match models::one(&self.state, id) {
+                Ok(body) => exchange.json(&body),
+                Err(error) => exchange.error(&error),
+            },
+            Route::Chat => {
+                openai::generate::chat(&self.state, self.stream_ping, request.body(), exchange);
+            }
+            Route::Completions => {
+                openai::generate::completions(
+                    &self.state,
+                    self.stream_ping,
+                    request.body(),
+                    exchange,
+                );
+            }
+        }
+    }
+}

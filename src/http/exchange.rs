@@ -1,0 +1,199 @@
+//! One request and its answer: the request id, the headers that go on every answer, the log line.
+//!
+//! Owned by the worker that answers. Every way out of a handler goes through here, so that no
+//! answer lacks `x-request-id`, CORS headers or its line in the log. What is not here: what the
+//! answer says.
+
+use super::access_log::AccessRecord;
+use super::errors::{ApiError, ErrorCode};
+use super::ops::OpsAnswer;
+use super::sse;
+use super::wire::{EventWriter, Responder};
+use serde_json::Value;
+use std::io;
+
+const JSON: &str = "application/json";
+/// Longest request id that is taken over from the client.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// A request being answered.
+pub struct Exchange {
+    responder: Responder,
+    /// For the log.
+    pub record: AccessRecord,
+    headers: Vec<(&'static str, String)>,
+}
+
+/// The client's id if it is sane (printable ASCII, at most 128 bytes), else a fresh one.
+#[must_use]
+pub fn request_id(given: Option<&str>) -> String {
+    let is_sane = |id: &&str| {
+        !id.is_empty()
+            && id.len() <= REQUEST_ID_BYTES_MAX
+            && id.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    match given.filter(is_sane) {
+        Some(id) => id.to_owned(),
+        None => format!("req_{}", crate::request::RequestId::generate()),
+    }
+}
+
+impl Exchange {
+    /// `headers` go on every answer, beside the request id.
+    #[must_use]
+    pub fn new(
+        responder: Responder,
+        record: AccessRecord,
+        mut headers: Vec<(&'static str, String)>,
+    ) -> Self {
+        headers.push(("x-request-id", record.id.clone()));
+        Self {
+            responder,
+            record,
+            headers,
+        }
+    }
+
+    /// Runs when the client hangs up before the answer is out. Must not block.
+    pub fn on_hangup(&self, hook: impl FnOnce() + Send + 'static) {
+        self.responder.on_hangup(hook);
+    }
+
+    /// Whether the client has left.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.responder.is_gone()
+    }
+
+    /// Answers with JSON.
+    pub fn json(self, body: &Value) {
+        self.full(200, &[("content-type", JSON)], body.to_string().as_bytes());
+    }
+
+    /// Answers with an error of the table.
+    pub fn error(mut self, error: &ApiError) {
+        self.record.outcome = error.code.row().2;
+        let extra = error.headers();
+        let mut headers: Vec<(&str, &str)> = vec![("content-type", JSON)];
+        headers.extend(extra.iter().map(|(name, value)| (*name, value.as_str())));
+        self.full(
+            error.status(),
+            &headers,
+            error.body().to_string().as_bytes(),
+        );
+    }
+
+    /// Answers with an operations page.
+    pub fn ops(self, answer: &OpsAnswer) {
+        let mut headers: Vec<(&str, &str)> = vec![("content-type", answer.content_type)];
+        headers.extend(
+            answer
+                .headers
+                .iter()
+                .map(|(name, value)| (*name, value.as_str())),
+        );
+        self.full(answer.status, &headers, &answer.body);
+    }
+
+    /// Answers without a body.
+    pub fn empty(self, status: u16) {
+        self.full(status, &[], b"");
+    }
+
+    fn full(self, status: u16, headers: &[(&str, &str)], body: &[u8]) {
+        let Self {
+            responder,
+            mut record,
+            headers: own,
+        } = self;
+        record.status = status;
+        let mut all = headers.to_vec();
+        all.extend(own.iter().map(|(name, value)| (*name, value.as_str())));
+        if responder.send(status, &all, body).is_err() {
+            gone(&mut record);
+        }
+    }
+
+    /// Begins an event stream with status 200; None when the client has left.
+    pub fn stream(mut self) -> Option<Stream> {
+        let mut all = sse::HEADERS.to_vec();
+        all.extend(
+            self.headers
+                .iter()
+                .map(|(name, value)| (*name, value.as_str())),
+        );
+        self.record.status = 200;
+        self.record.stream = true;
+        match self.responder.stream(200, &all) {
+            Ok(writer) => Some(Stream {
+                writer,
+                record: self.record,
+            }),
+            Err(_) => {
+                gone(&mut self.record);
+                None
+            }
+        }
+    }
+}
+
+/// The client left before the answer was out.
+fn gone(record: &mut AccessRecord) {
+    let (status, _, code) = ErrorCode::ClientClosedRequest.row();
+    record.status = status;
+    record.outcome = code;
+}
+
+/// An answer that is being streamed.
+pub struct Stream {
+    writer: EventWriter,
+    /// For the log.
+    pub record: AccessRecord,
+}
+
+impl Stream {
+    /// One event, one chunk, one flush. Err: the client is gone, stop the work.
+    pub fn send(&mut self, event: &str) -> io::Result<()> {
+        let sent = self.writer.send(event.as_bytes());
+        if sent.is_err() {
+            gone(&mut self.record);
+        }
+        sent
+    }
+
+    /// Ends the stream well.
+    pub fn finish(mut self) {
+        if self.writer.finish().is_err() {
+            gone(&mut self.record);
+        }
+    }
+
+    /// Ends the stream with an error event.
+    pub fn fail(mut self, error: &ApiError) {
+        if error.code == ErrorCode::ClientClosedRequest {
+            gone(&mut self.record);
+            return;
+        }
+        self.record.outcome = error.code.row().2;
+        let event = sse::event(&error.body());
+        if self.writer.send(event.as_bytes()).is_ok() {
+            // The connection stays usable: the error event is the end that clients look for.
+            let _ = self.writer.finish();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sane_request_ids_are_taken_over() {
+        assert_eq!(request_id(Some("abc-1")), "abc-1");
+        for bad in [None, Some(""), Some("a b"), Some("a\r\nb"), Some("é")] {
+            assert!(request_id(bad).starts_with("req_"), "{bad:?}");
+        }
+        assert!(request_id(Some(&"x".repeat(129))).starts_with("req_"));
+        assert_eq!(request_id(Some(&"x".repeat(128))).len(), 128);
+    }
+}

@@ -1,0 +1,358 @@
+//! From a request body to an answer: resolves the model, makes prompts, submits the jobs, and
+//! writes the answer whole or as a stream.
+//!
+//! Runs on the HTTP worker that took the request and holds it until the answer is out. The HTTP
+//! status is held back until the first event of any job, so that a refusal or an early fault is a
+//! real status; only a wait longer than the ping interval opens the stream with a comment. A
+//! client that hangs up cancels all jobs of its request at once, through the wire layer's hook.
+
+use super::answer::AnswerMeta;
+use super::chat::{self, ChatRequest};
+use super::choice::Family;
+use super::completions::{CompletionRequest, Prompt};
+use super::fields::{Fields, parse_object};
+use super::growing::{ChoicePlan, GrowingAnswer};
+use super::jobs::{Jobs, NewJob, Wait};
+use super::sampling::{CommonOptions, check_context};
+use crate::http::errors::{ApiError, ErrorCode};
+use crate::http::exchange::{Exchange, Stream};
+use crate::http::sse;
+use crate::http::state::ServerState;
+use crate::pool::LoadedModel;
+use crate::request::{RequestId, TokenId};
+use crate::tokenizer::{EncodeOptions, Tokenizer};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Prompts are tokenized the same way everywhere: the model's own BOS rule, special tokens that
+/// are written out count as such.
+const ENCODE: EncodeOptions = EncodeOptions {
+    add_special: true,
+    parse_special: true,
+};
+
+/// What a request has become: an answer to grow and the jobs that feed it.
+struct Work {
+    model: Arc<LoadedModel>,
+    answer: GrowingAnswer,
+    jobs: Vec<NewJob>,
+    priority: i32,
+    stream: bool,
+    /// Choices returned per prompt.
+    n_per_prompt: usize,
+}
+
+/// `POST /v1/chat/completions`
+pub fn chat(state: &ServerState, ping: Duration, body: &[u8], exchange: Exchange) {
+    run(prepare_chat(state, body), ping, exchange);
+}
+
+/// `POST /v1/completions`
+pub fn completions(state: &ServerState, ping: Duration, body: &[u8], exchange: Exchange) {
+    run(prepare_completions(state, body), ping, exchange);
+}
+
+fn prepare_chat(state: &ServerState, body: &[u8]) -> Result<Work, ApiError> {
+    let body = parse_object(body)?;
+    let model = state.resolve(Fields::new(&body).string("model")?)?;
+    let tokenizer = tokenizer_of(&model)?;
+    let request = ChatRequest::parse(&body, tokenizer.vocab_size())?;
+    let prompt = chat_prompt(&model, &tokenizer, &request)?;
+    let context = model.context_length;
+    let room = context.saturating_sub(prompt.len() as u32);
+    // With no limit given the answer may fill the context, but it must have room for a token.
+    let max_tokens = request.max_tokens.unwrap_or(room).max(1);
+    check_context(prompt.len(), max_tokens, context, "messages")?;
+    let id = RequestId::generate();
+    let common = &request.common;
+    let meta = AnswerMeta::chat(
+        id,
+        &model.name,
+        &model.meta.fingerprint,
+        common.include_usage,
+    );
+    let jobs = (0..common.n).map(|sample| {
+        let mut job = common.request(Arc::clone(&prompt), max_tokens, sample);
+        job.logprobs = request.logprobs;
+        NewJob::new(job, common.skip_special)
+    });
+    let plan = ChoicePlan {
+        prompt_idx: 0,
+        echo: None,
+    };
+    Ok(Work {
+        jobs: with_first_id(jobs.collect(), id),
+        answer: GrowingAnswer::new(
+            meta,
+            Family::Chat,
+            Arc::clone(&tokenizer),
+            vec![plan; common.n as usize],
+            request.logprobs.is_some(),
+            common.skip_special,
+        ),
+        priority: common.priority,
+        stream: common.stream,
+        n_per_prompt: common.n as usize,
+        model,
+    })
+}
+
+/// Every model of this server has a vocabulary so far; one that takes text only would not.
+fn tokenizer_of(model: &LoadedModel) -> Result<Arc<Tokenizer>, ApiError> {
+    let why = "this model takes text only";
+    model
+        .tokenizer
+        .clone()
+        .ok_or_else(|| ApiError::new(ErrorCode::NotImplemented, why))
+}
+
+/// The answer and its first job share an id, so that the log and cancel routes find it.
+fn with_first_id(mut jobs: Vec<NewJob>, id: RequestId) -> Vec<NewJob> {
+    if let Some(first) = jobs.first_mut() {
+        first.request.id = id;
+    }
+    jobs
+}
+
+fn chat_prompt(
+    model: &LoadedModel,
+    tokenizer: &Tokenizer,
+    request: &ChatRequest,
+) -> Result<Arc<[TokenId]>, ApiError> {
+    let template = model.chat_template.as_ref().map_err(|why| {
+        ApiError::new(
+            ErrorCode::TemplateError,
+            format!("model '{}' has no usable chat template: {why}", model.name),
+        )
+    })?;
+    let mut text = template.render(&request.template).map_err(|error| {
+        ApiError::param(
+            ErrorCode::TemplateError,
+            "messages",
+            format!("the chat template refuses these messages: {error}"),
+        )
+    })?;
+    if let Some(continued) = &request.continued {
+        text = chat::cut_behind(&text, continued)?;
+    }
+    non_empty(tokenizer.encode(&text, ENCODE), "messages")
+}
+
+fn non_empty(tokens: Vec<TokenId>, param: &str) -> Result<Arc<[TokenId]>, ApiError> {
+    if tokens.is_empty() {
+        let message = format!("'{param}' makes an empty prompt; a model needs at least one token");
+        return Err(ApiError::invalid(param, message));
+    }
+    Ok(tokens.into())
+}
+
+fn prepare_completions(state: &ServerState, body: &[u8]) -> Result<Work, ApiError> {
+    let body = parse_object(body)?;
+    let model = state.resolve(Fields::new(&body).string("model")?)?;
+    let tokenizer = tokenizer_of(&model)?;
+    let request = CompletionRequest::parse(&body, tokenizer.vocab_size())?;
+    let id = RequestId::generate();
+    let common = &request.common;
+    let meta = AnswerMeta::completion(
+        id,
+        &model.name,
+        &model.meta.fingerprint,
+        common.include_usage,
+    );
+    let (mut jobs, mut plans) = (Vec::new(), Vec::new());
+    for (prompt_idx, prompt) in request.prompts.iter().enumerate() {
+        let prompt = completion_prompt(&tokenizer, prompt)?;
+        let max_tokens = completion_limit(&model, &request, prompt.len())?;
+        let echo = request.echo.then(|| {
+            (
+                tokenizer.decode(&prompt, common.skip_special),
+                Arc::clone(&prompt),
+            )
+        });
+        for sample in 0..request.best_of {
+            let job = completion_job(&request, Arc::clone(&prompt), max_tokens, sample);
+            jobs.push(NewJob::new(job, common.skip_special));
+            let echo = echo.clone();
+            plans.push(ChoicePlan { prompt_idx, echo });
+        }
+    }
+    Ok(Work {
+        jobs: with_first_id(jobs, id),
+        answer: GrowingAnswer::new(
+            meta,
+            Family::Completion,
+            Arc::clone(&tokenizer),
+            plans,
+            request.logprobs.is_some(),
+            common.skip_special,
+        ),
+        priority: common.priority,
+        stream: common.stream,
+        n_per_prompt: common.n as usize,
+        model,
+    })
+}
+
+fn completion_prompt(tokenizer: &Tokenizer, prompt: &Prompt) -> Result<Arc<[TokenId]>, ApiError> {
+    match prompt {
+        Prompt::Tokens(tokens) => non_empty(tokens.clone(), "prompt"),
+        Prompt::Text(text) => {
+            let mut tokens = tokenizer.encode(text, ENCODE);
+            if tokens.is_empty() {
+                // OpenAI reads an empty prompt as "begin a document".
+                let start = tokenizer.bos().or(tokenizer.eos());
+                tokens.extend(start);
+            }
+            non_empty(tokens, "prompt")
+        }
+    }
+}
+
+/// Tokens to generate for one prompt; "no limit" becomes what the context has left.
+fn completion_limit(
+    model: &LoadedModel,
+    request: &CompletionRequest,
+    prompt_tokens: usize,
+) -> Result<u32, ApiError> {
+    let context = model.context_length;
+    let room = context.saturating_sub(prompt_tokens as u32);
+    let max_tokens = match request.max_tokens {
+        u32::MAX => room.max(1),
+        count => count,
+    };
+    check_context(prompt_tokens, max_tokens, context, "prompt")?;
+    Ok(max_tokens)
+}
+
+fn completion_job(
+    request: &CompletionRequest,
+    prompt: Arc<[TokenId]>,
+    max_tokens: u32,
+    sample: u32,
+) -> crate::request::GenerationRequest {
+    let common: &CommonOptions = &request.common;
+    let mut job = common.request(prompt, max_tokens, sample);
+    // Candidates are compared by their log-probabilities, asked or not.
+    let compared = request.best_of > common.n;
+    job.logprobs = request.logprobs.or(compared.then_some(0));
+    job.prompt_logprobs = request.logprobs.filter(|_| request.echo);
+    job
+}
+
+/// Submits and answers.
+fn run(work: Result<Work, ApiError>, ping: Duration, mut exchange: Exchange) {
+    let work = match work {
+        Ok(work) => work,
+        Err(error) => return exchange.error(&error),
+    };
+    exchange.record.model.clone_from(&work.model.name);
+    exchange.record.stream = work.stream;
+    let jobs = match Jobs::submit(&work.model, work.jobs, work.priority) {
+        Ok(jobs) => jobs,
+        Err(error) => return exchange.error(&error),
+    };
+    exchange.on_hangup(jobs.cancel_hook());
+    if work.stream {
+        stream(work.answer, jobs, ping, exchange);
+    } else {
+        whole(work.answer, jobs, work.n_per_prompt, exchange);
+    }
+}
+
+fn whole(mut answer: GrowingAnswer, mut jobs: Jobs, n_per_prompt: usize, mut exchange: Exchange) {
+    while !answer.is_complete() {
+        match jobs.wait(None) {
+            Wait::Update(job_idx, update) => {
+                exchange.record.first_token();
+                hand_in_prompt(&mut answer, &jobs, job_idx);
+                answer.keep(job_idx, update);
+            }
+            Wait::Failed(error) => return exchange.error(&error),
+            Wait::Silent => {} // cannot be: no deadline was given
+        }
+    }
+    note_usage(&mut exchange.record, &answer, &jobs);
+    let body = answer.into_body(n_per_prompt);
+    exchange.json(&body);
+}
+
+/// The log-probabilities of an echoed prompt come from the engine, before its first update.
+fn hand_in_prompt(answer: &mut GrowingAnswer, jobs: &Jobs, job_idx: usize) {
+    if answer.awaits_prompt(job_idx) {
+        answer.set_prompt_logprobs(job_idx, jobs.prompt_logprobs(job_idx));
+    }
+}
+
+fn note_usage(
+    record: &mut crate::http::access_log::AccessRecord,
+    answer: &GrowingAnswer,
+    jobs: &Jobs,
+) {
+    (record.prompt_tokens, record.completion_tokens) = answer.usage().counts();
+    record.queue = jobs.queue_time();
+}
+
+fn stream(mut answer: GrowingAnswer, mut jobs: Jobs, ping: Duration, mut exchange: Exchange) {
+    let first = jobs.wait(Some(ping));
+    if let Wait::Failed(error) = &first {
+        return exchange.error(error);
+    }
+    if matches!(first, Wait::Update(..)) {
+        exchange.record.first_token();
+    }
+    // Dropping the jobs on any way out cancels what still runs.
+    let Some(mut stream) = exchange.stream() else {
+        return;
+    };
+    let end = write_events(&mut stream, &mut answer, &mut jobs, first, ping);
+    note_usage(&mut stream.record, &answer, &jobs);
+    match end {
+        Ok(()) => stream.finish(),
+        Err(StreamEnd::ClientGone) => {}
+        Err(StreamEnd::Failed(error)) => stream.fail(&error),
+    }
+}
+
+/// Why a stream did not end well.
+enum StreamEnd {
+    ClientGone,
+    Failed(ApiError),
+}
+
+impl From<std::io::Error> for StreamEnd {
+    fn from(_: std::io::Error) -> Self {
+        Self::ClientGone
+    }
+}
+
+fn write_events(
+    stream: &mut Stream,
+    answer: &mut GrowingAnswer,
+    jobs: &mut Jobs,
+    first: Wait,
+    ping: Duration,
+) -> Result<(), StreamEnd> {
+    let mut next = first;
+    loop {
+        match next {
+            Wait::Update(job_idx, update) => {
+                stream.record.first_token();
+                hand_in_prompt(answer, jobs, job_idx);
+                for chunk in answer.chunks(job_idx, update) {
+                    stream.send(&sse::event(&chunk))?;
+                }
+            }
+            Wait::Silent => stream.send(sse::PING)?,
+            Wait::Failed(error) => return Err(StreamEnd::Failed(error)),
+        }
+        if answer.is_complete() {
+            break;
+        }
+        next = jobs.wait(Some(ping));
+    }
+    if let Some(chunk) = answer.usage_chunk() {
+        stream.send(&sse::event(&chunk))?;
+    }
+    stream.send(sse::DONE)?;
+    Ok(())
+}

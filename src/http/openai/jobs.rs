@@ -1,0 +1,137 @@
+//! The jobs of one answer: submitted together, waited for together, cancelled together.
+//!
+//! Owned by the HTTP worker that answers. Dropping them cancels whatever still runs, so that
+//! every way out of a handler frees the slots. What is not here: text and stop strings, which
+//! `scheduler::TokenStream` makes.
+
+use super::growing::Update;
+use crate::http::errors::ApiError;
+use crate::pool::LoadedModel;
+use crate::request::{GenerationRequest, TokenLogprob};
+use crate::scheduler::{StreamEvent, SubmitOptions, TokenStream};
+use std::time::{Duration, Instant};
+
+/// One job to be submitted.
+#[derive(Clone, Debug)]
+pub struct NewJob {
+    /// What to generate.
+    pub request: GenerationRequest,
+    /// Leave control tokens out of the text.
+    pub skip_special: bool,
+}
+
+impl NewJob {
+    /// See the fields.
+    #[must_use]
+    pub fn new(request: GenerationRequest, skip_special: bool) -> Self {
+        Self {
+            request,
+            skip_special,
+        }
+    }
+}
+
+/// What waiting brought.
+#[derive(Debug)]
+pub enum Wait {
+    /// Job `.0` reports.
+    Update(usize, Update),
+    /// Nothing came within the time.
+    Silent,
+    /// A job failed, and so does the answer.
+    Failed(ApiError),
+}
+
+/// See the module.
+pub struct Jobs {
+    streams: Vec<TokenStream>,
+    /// Jobs that have ended; they have nothing more to say.
+    ended: Vec<bool>,
+    queue_time: Option<Duration>,
+}
+
+impl Jobs {
+    /// Submits all jobs or none: a refusal takes back those before it.
+    pub fn submit(model: &LoadedModel, jobs: Vec<NewJob>, priority: i32) -> Result<Self, ApiError> {
+        let mut streams = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let options = SubmitOptions {
+                priority,
+                skip_special_tokens: job.skip_special,
+                ..SubmitOptions::default()
+            };
+            streams.push(model.executor.submit_stream(job.request, options)?);
+        }
+        Ok(Self {
+            ended: vec![false; streams.len()],
+            streams,
+            queue_time: None,
+        })
+    }
+
+    /// Cancels all jobs; never blocks, may run on any thread.
+    pub fn cancel_hook(&self) -> impl FnOnce() + Send + 'static {
+        let handles: Vec<_> = self
+            .streams
+            .iter()
+            .map(TokenStream::cancel_handle)
+            .collect();
+        move || handles.iter().for_each(|handle| handle.cancel())
+    }
+
+    /// Log-probabilities of prompt tokens 1.. of a job that has reported something.
+    #[must_use]
+    pub fn prompt_logprobs(&self, job_idx: usize) -> Vec<TokenLogprob> {
+        self.streams[job_idx]
+            .prompt_logprobs()
+            .map(<[_]>::to_vec)
+            .unwrap_or_default()
+    }
+
+    /// Time in the queue of the first job that ended.
+    #[must_use]
+    pub fn queue_time(&self) -> Option<Duration> {
+        self.queue_time
+    }
+
+    /// The next thing that any job reports. None = wait as long as it takes.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Wait {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let running: Vec<usize> = (0..self.streams.len())
+            .filter(|job_idx| !self.ended[*job_idx])
+            .collect();
+        if let [only] = running.as_slice() {
+            let stream = &mut self.streams[*only];
+            let event = match timeout {
+                None => stream.recv(),
+                Some(timeout) => stream.recv_timeout(timeout),
+            };
+            return self.report(*only, event);
+        }
+        while let Some(job_idx) = TokenStream::wait_any(&self.streams, &running, deadline) {
+            // What was ready may have been for the stream itself; then others get their turn.
+            match self.streams[job_idx].recv_timeout(Duration::ZERO) {
+                StreamEvent::TimedOut => {}
+                event => return self.report(job_idx, event),
+            }
+        }
+        Wait::Silent
+    }
+
+    fn report(&mut self, job_idx: usize, event: StreamEvent) -> Wait {
+        match event {
+            StreamEvent::TimedOut => Wait::Silent,
+            StreamEvent::Failed(error) => Wait::Failed(error.into()),
+            StreamEvent::Chunk(chunk) => {
+                let (text, logprobs) = (chunk.text, chunk.logprobs);
+                Wait::Update(job_idx, Update::Text { text, logprobs })
+            }
+            StreamEvent::Finished(outcome) => {
+                self.ended[job_idx] = true;
+                self.queue_time = self.queue_time.or(outcome.stamps.queue_wait());
+                let (reason, usage) = (outcome.finish_reason, outcome.usage);
+                Wait::Update(job_idx, Update::Finished { reason, usage })
+            }
+        }
+    }
+}

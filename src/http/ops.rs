@@ -1,0 +1,126 @@
+//! Health, readiness and metrics, the same on both planes.
+//!
+//! Reads snapshots only: nothing here waits for an engine or sends it work. Liveness is judged by
+//! progress: an engine whose step has been running for longer than the stall limit is dead, even
+//! if its process is not.
+
+use super::errors::ApiError;
+use super::state::ServerState;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// A page of either plane.
+#[derive(Clone, Debug)]
+pub struct OpsAnswer {
+    /// HTTP status.
+    pub status: u16,
+    /// Its content type.
+    pub content_type: &'static str,
+    /// Further headers.
+    pub headers: Vec<(&'static str, String)>,
+    /// Body.
+    pub body: Vec<u8>,
+}
+
+impl OpsAnswer {
+    fn json(status: u16, body: &Value) -> Self {
+        Self {
+            status,
+            content_type: "application/json",
+            headers: vec![("cache-control", "no-store".to_owned())],
+            body: body.to_string().into_bytes(),
+        }
+    }
+}
+
+impl From<&ApiError> for OpsAnswer {
+    fn from(error: &ApiError) -> Self {
+        Self {
+            headers: error.headers(),
+            ..Self::json(error.status(), &error.body())
+        }
+    }
+}
+
+/// Whether a replica hangs: a step longer than `stall` while it has work, or a dead runtime.
+fn is_stuck(alive: bool, step_age: Option<Duration>, stall: Duration) -> bool {
+    !alive || step_age.is_some_and(|age| age > stall)
+}
+
+/// Liveness: 503 when an engine has stopped making progress; restarting helps.
+#[must_use]
+pub fn health(state: &ServerState) -> OpsAnswer {
+    let mut stuck = Vec::new();
+    for model in state.models() {
+        let replicas = model.executor.snapshot().replicas;
+        let is_dead = |status: &crate::runtime::RuntimeStatus| {
+            is_stuck(status.alive, status.step_age, state.stall())
+        };
+        // During the stop the runtimes end on purpose.
+        if !state.is_draining() && replicas.iter().any(|replica| is_dead(&replica.status)) {
+            stuck.push(model.name.clone());
+        }
+    }
+    match stuck.is_empty() {
+        true => OpsAnswer::json(200, &json!({"status": "ok"})),
+        false => OpsAnswer::json(503, &json!({"status": "stalled", "models": stuck})),
+    }
+}
+
+/// Readiness: 200 when every model takes requests, 503 while loading or draining.
+#[must_use]
+pub fn ready(state: &ServerState) -> OpsAnswer {
+    if state.is_draining() {
+        return OpsAnswer::json(503, &json!({"status": "draining"}));
+    }
+    let models = state.models();
+    let accepting = models
+        .iter()
+        .all(|model| model.executor.snapshot().accepting);
+    if models.is_empty() || !accepting {
+        return OpsAnswer::json(503, &json!({"status": "loading"}));
+    }
+    OpsAnswer::json(200, &json!({"status": "ready"}))
+}
+
+/// Prometheus text.
+#[must_use]
+pub fn metrics(state: &ServerState) -> OpsAnswer {
+    OpsAnswer {
+        status: 200,
+        content_type: "text/plain; version=0.0.4; charset=utf-8",
+        headers: Vec::new(),
+        body: state.metrics_text().into_bytes(),
+    }
+}
+
+/// What `GET /` says to somebody who opens the address in a browser.
+#[must_use]
+pub fn root(state: &ServerState) -> Value {
+    let models: Vec<String> = state
+        .models()
+        .iter()
+        .map(|model| model.name.clone())
+        .collect();
+    json!({
+        "server": "tinyloop",
+        "version": env!("CARGO_PKG_VERSION"),
+        "models": models,
+        "endpoints": ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready",
+            "/metrics"],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_stuck_when_dead_or_in_a_step_for_too_long() {
+        let stall = Duration::from_secs(30);
+        assert!(is_stuck(false, None, stall));
+        assert!(is_stuck(true, Some(Duration::from_secs(31)), stall));
+        assert!(!is_stuck(true, Some(Duration::from_secs(30)), stall));
+        assert!(!is_stuck(true, None, stall));
+    }
+}

@@ -1,0 +1,159 @@
+//! Which route a method and a path mean, on both planes.
+//!
+//! Pure. A known path with a wrong method is a 405 that names the right ones, an unknown path a
+//! 404. HEAD is answered wherever GET is (the wire layer leaves the body out). What is not here:
+//! keys and CORS (`data_plane`, `management`).
+
+use super::errors::{ApiError, ErrorCode};
+
+/// A route of the data plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// `POST /v1/chat/completions`
+    Chat,
+    /// `POST /v1/completions`
+    Completions,
+    /// `GET /v1/models`
+    Models,
+    /// `GET /v1/models/{id}`, decoded
+    Model(String),
+    /// `GET /health`
+    Health,
+    /// `GET /ready`
+    Ready,
+    /// `GET /metrics`
+    Metrics,
+    /// `GET /`
+    Root,
+}
+
+impl Route {
+    /// For the log: bounded in number whatever clients ask for.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completions => "completions",
+            Self::Models | Self::Model(_) => "models",
+            Self::Health => "health",
+            Self::Ready => "ready",
+            Self::Metrics => "metrics",
+            Self::Root => "root",
+        }
+    }
+
+    /// Whether everybody may ask, key or not: probes of load balancers carry none.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self, Self::Health | Self::Ready | Self::Root)
+    }
+
+    fn allow(&self) -> &'static str {
+        match self {
+            Self::Chat | Self::Completions => "POST, OPTIONS",
+            _ => "GET, HEAD, OPTIONS",
+        }
+    }
+}
+
+/// Paths that the small worker set of the wire layer answers.
+#[must_use]
+pub fn is_ops_path(path: &str) -> bool {
+    matches!(
+        path,
+        "/health" | "/ready" | "/metrics" | "/v1/health" | "/healthz" | "/livez" | "/readyz"
+    )
+}
+
+/// The route of a request. `path` is the target without its query.
+pub fn route(method: &str, path: &str) -> Result<Route, ApiError> {
+    let Some(route) = known_path(path) else {
+        return Err(ApiError::new(
+            ErrorCode::UnknownUrl,
+            format!("unknown request URL: {method} {path}; see /v1/models, /v1/chat/completions"),
+        ));
+    };
+    let allow = route.allow();
+    if allow.split(", ").any(|allowed| allowed == method) {
+        return Ok(route);
+    }
+    let message = format!("{method} is not allowed for {path}; allowed: {allow}");
+    Err(ApiError {
+        allow: Some(allow),
+        ..ApiError::new(ErrorCode::MethodNotAllowed, message)
+    })
+}
+
+fn known_path(path: &str) -> Option<Route> {
+    let path = match path.strip_suffix('/') {
+        Some(shorter) if !shorter.is_empty() => shorter,
+        _ => path,
+    };
+    Some(match path {
+        "/" => Route::Root,
+        "/health" | "/v1/health" | "/healthz" | "/livez" => Route::Health,
+        "/ready" | "/readyz" => Route::Ready,
+        "/metrics" => Route::Metrics,
+        // Clients whose base URL lacks /v1 are common; nothing else lives there.
+        "/v1/chat/completions" | "/chat/completions" => Route::Chat,
+        "/v1/completions" | "/completions" => Route::Completions,
+        "/v1/models" | "/models" => Route::Models,
+        _ => {
+            let id = path
+                .strip_prefix("/v1/models/")
+                .or_else(|| path.strip_prefix("/models/"))?;
+            Route::Model(percent_decoded(id)?)
+        }
+    })
+}
+
+/// `%2F` to `/` and so on; None when it is not valid or not UTF-8.
+#[must_use]
+pub fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes().iter();
+    while let Some(&byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let mut digit = || (*rest.next()? as char).to_digit(16);
+        bytes.push((digit()? * 16 + digit()?) as u8);
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_routes() {
+        for (method, path, expected) in [
+            ("POST", "/v1/chat/completions", Route::Chat),
+            ("POST", "/v1/completions/", Route::Completions),
+            ("OPTIONS", "/v1/completions", Route::Completions),
+            ("GET", "/v1/models", Route::Models),
+            ("GET", "/v1/models/a/b", Route::Model("a/b".into())),
+            ("GET", "/v1/models/a%2Fb", Route::Model("a/b".into())),
+            ("HEAD", "/health", Route::Health),
+            ("GET", "/", Route::Root),
+        ] {
+            assert_eq!(route(method, path), Ok(expected), "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn wrong_methods_and_paths() {
+        let error = route("GET", "/v1/chat/completions").unwrap_err();
+        assert_eq!((error.status(), error.allow), (405, Some("POST, OPTIONS")));
+        let error = route("POST", "/v1/models").unwrap_err();
+        assert_eq!(
+            (error.status(), error.allow),
+            (405, Some("GET, HEAD, OPTIONS"))
+        );
+        for path in ["/v2", "/v1/models/%zz", "/v1/models/%ff", ""] {
+            assert_eq!(route("GET", path).unwrap_err().status(), 404, "{path}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What both planes know about the server: its models, whether it drains, whether it lives.
+//!
+//! Shared by all workers; the only changing state is the drain flag. What is not here: executors
+//! and engines themselves, which are reached through the `pool`'s handles.
+
+use super::errors::{ApiError, ErrorCode};
+use super::wire::{REJECT_STATUSES, WireServer, WireStats};
+use crate::pool::{LoadedModel, Pool};
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// See the module.
+pub struct ServerState {
+    pool: Arc<Pool>,
+    stall: Duration,
+    draining: AtomicBool,
+    /// Weak, because the wire's handler holds this state.
+    wire: OnceLock<Weak<WireServer>>,
+}
+
+impl std::fmt::Debug for ServerState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerState").finish_non_exhaustive()
+    }
+}
+
+impl ServerState {
+    /// `stall`: a step longer than this means that the engine hangs.
+    #[must_use]
+    pub fn new(pool: Arc<Pool>, stall: Duration) -> Self {
+        Self {
+            pool,
+            stall,
+            draining: AtomicBool::new(false),
+            wire: OnceLock::new(),
+        }
+    }
+
+    /// Makes the connection layer's counters known to /metrics; the first call counts.
+    pub fn set_wire(&self, wire: &Arc<WireServer>) {
+        self.wire.get_or_init(|| Arc::downgrade(wire));
+    }
+
+    /// The models.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// See `new`.
+    #[must_use]
+    pub fn stall(&self) -> Duration {
+        self.stall
+    }
+
+    /// From now on /ready says no.
+    pub fn begin_drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether the server is on its way down.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// All loaded models.
+    #[must_use]
+    pub fn models(&self) -> Vec<Arc<LoadedModel>> {
+        self.pool.list()
+    }
+
+    /// The model that a request means. Clients of one-model servers leave the name out.
+    pub fn resolve(&self, name: Option<&str>) -> Result<Arc<LoadedModel>, ApiError> {
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            let mut models = self.models();
+            if models.len() == 1
+                && let Some(only) = models.pop()
+            {
+                return Ok(only);
+            }
+            return Err(ApiError::param(
+                ErrorCode::MissingRequiredParameter,
+                "model",
+                "'model' is missing; GET /v1/models lists the models",
+            ));
+        };
+        self.pool.get(name).ok_or_else(|| {
+            let shown: String = name.chars().take(100).collect();
+            let message = format!("the model '{shown}' does not exist; GET /v1/models lists them");
+            ApiError::param(ErrorCode::ModelNotFound, "model", message)
+        })
+    }
+
+    /// Prometheus text of all executors and of the connection layer.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        let wire = self.wire.get().and_then(Weak::upgrade);
+        let lines = wire
+            .map(|wire| wire_lines(wire.stats()))
+            .unwrap_or_default();
+        self.pool.metrics_text(&lines)
+    }
+}
+
+/// The connection layer's counters as exposition text.
+fn wire_lines(stats: &WireStats) -> String {
+    let mut text = String::new();
+    let families = [
+        ("connections_accepted_total", "counter", &stats.accepted),
+        ("connections_refused_total", "counter", &stats.refused),
+        ("connections_evicted_total", "counter", &stats.evicted),
+        ("accept_errors_total", "counter", &stats.accept_errors),
+        ("requests_total", "counter", &stats.requests),
+        ("hangups_total", "counter", &stats.hangups),
+        ("requests_purged_total", "counter", &stats.purged),
+        ("handler_panics_total", "counter", &stats.panics),
+        ("answers_aborted_total", "counter", &stats.aborted),
+        ("connections_open", "gauge", &stats.open),
+        ("workers_busy", "gauge", &stats.busy_workers),
+        ("requests_queued", "gauge", &stats.queued),
+        ("request_bytes_held", "gauge", &stats.held_bytes),
+    ];
+    for (name, kind, value) in families {
+        let value = value.load(Ordering::Relaxed);
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "# TYPE tinyloop_http_{name} {kind}\ntinyloop_http_{name} {value}"
+        );
+    }
+    let _ = writeln!(text, "# TYPE tinyloop_http_rejects_total counter");
+    for status in REJECT_STATUSES {
+        let count = stats.rejected(status);
+        let _ = writeln!(
+            text,
+            "tinyloop_http_rejects_total{{status=\"{status}\"}} {count}"
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wire_counters_are_valid_exposition_lines() {
+        let text = wire_lines(&WireStats::default());
+        assert!(text.contains("\ntinyloop_http_requests_total 0\n"));
+        assert!(text.contains("tinyloop_http_rejects_total{status=\"413\"} 0\n"));
+        assert!(
+            text.lines()
+                .all(|line| line.starts_with("# TYPE ") || line.split(' ').count() == 2)
+        );
+    }
+}

@@ -1,0 +1,178 @@
+//! A running server: which parts it has, in which order they start and stop.
+//!
+//! `main` owns it. Order of the start: management plane (so that probes see "loading"), models,
+//! data plane. Order of the stop, the reverse with a drain in front: readiness turns to 503, the
+//! executors take nothing new and refuse what is queued, running requests finish within the drain
+//! timeout, the data plane closes, executors and engines end, the management plane ends last.
+//! [`Signals`] tells when: the first SIGINT or SIGTERM asks for the drain, the second ends the
+//! process at once. What is not here: what routes answer (`http`).
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::http::auth::Keys;
+use crate::http::cors::Cors;
+use crate::http::data_plane::DataPlane;
+use crate::http::management::Management;
+use crate::http::state::ServerState;
+use crate::http::wire::{WireConfig, WireServer};
+use crate::pool::Pool;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// After the drain timeout: time for the last error events to reach their clients.
+const ANSWER_GRACE: Duration = Duration::from_secs(1);
+
+/// A running server. Dropping it stops it without a drain.
+pub struct Server {
+    state: Arc<ServerState>,
+    wire: Arc<WireServer>,
+    management: Option<Management>,
+    address: SocketAddr,
+}
+
+impl Server {
+    /// Starts both planes over a pool whose models are loaded or loading.
+    pub fn start(config: &Config, pool: Arc<Pool>) -> Result<Self, Error> {
+        let state = Arc::new(ServerState::new(pool, config.server.stall));
+        let management = start_management(config, &state)?;
+        let data_plane = DataPlane {
+            state: Arc::clone(&state),
+            keys: data_plane_keys(config)?,
+            cors: Cors::new(config.server.cors_origins.clone()),
+            stream_ping: config.server.stream_ping,
+        };
+        let wire = WireServer::start(wire_config(config), Arc::new(data_plane))
+            .map_err(|error| Error::Other(error.to_string()))?;
+        let wire = Arc::new(wire);
+        state.set_wire(&wire);
+        let address = wire
+            .local_addrs()
+            .iter()
+            .find_map(|address| address.parse().ok());
+        let address = address.ok_or_else(|| Error::Other("no TCP address is bound".to_owned()))?;
+        Ok(Self {
+            state,
+            wire,
+            management,
+            address,
+        })
+    }
+
+    /// Where the data plane listens, with the real port.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where the management plane listens.
+    #[must_use]
+    pub fn management_address(&self) -> Option<SocketAddr> {
+        self.management.as_ref().map(Management::address)
+    }
+
+    /// What both planes know.
+    #[must_use]
+    pub fn state(&self) -> &Arc<ServerState> {
+        &self.state
+    }
+
+    /// Drains and stops. Returns when all threads have ended.
+    pub fn shutdown(mut self, drain: Duration) {
+        self.state.begin_drain();
+        std::thread::scope(|scope| {
+            let drain_pool = || self.state.pool().shutdown(drain);
+            let spawned = std::thread::Builder::new()
+                .name("drain".into())
+                .spawn_scoped(scope, drain_pool);
+            if spawned.is_err() {
+                drain_pool(); // no thread: one after the other
+            }
+            // Longer than the executors take, so that answers cut by the drain still get out.
+            self.wire.shutdown(drain + ANSWER_GRACE);
+        });
+        if let Some(management) = self.management.as_mut() {
+            management.stop();
+        }
+    }
+}
+
+fn data_plane_keys(config: &Config) -> Result<Keys, Error> {
+    let mut keys = config.server.api_keys.clone();
+    if let Some(path) = &config.server.api_key_file {
+        let read = Keys::read_file(path)
+            .map_err(|error| Error::Usage(format!("{}: {error}", path.display())))?;
+        if read.is_empty() {
+            // Going on would leave the server open although keys were wanted.
+            return Err(Error::Usage(format!("{}: holds no key", path.display())));
+        }
+        keys.extend(read);
+    }
+    Ok(Keys::new(keys))
+}
+
+fn wire_config(config: &Config) -> WireConfig {
+    let server = &config.server;
+    WireConfig {
+        listen: vec![SocketAddr::new(server.host, server.port).to_string()],
+        workers: server.http_workers,
+        queue: server.http_queue_depth,
+        max_connections: server.max_connections,
+        max_body_bytes: server.max_body_bytes,
+        ..WireConfig::default()
+    }
+}
+
+fn start_management(
+    config: &Config,
+    state: &Arc<ServerState>,
+) -> Result<Option<Management>, Error> {
+    let management = &config.management;
+    if !management.enabled {
+        return Ok(None);
+    }
+    let address = SocketAddr::new(management.host, management.port);
+    let listener = TcpListener::bind(address).map_err(|error| {
+        Error::Other(format!(
+            "the management plane cannot listen on {address}: {error}; choose another \
+             --management-port, or --no-management"
+        ))
+    })?;
+    let keys = Keys::new(management.admin_key.clone());
+    let started = Management::start(listener, keys, Arc::clone(state))
+        .map_err(|error| Error::other("the management plane", error))?;
+    Ok(Some(started))
+}
+
+/// SIGINT and SIGTERM of this process.
+pub struct Signals {
+    asked: crossbeam_channel::Receiver<()>,
+}
+
+impl Signals {
+    /// Catches them from now on; once per process.
+    pub fn catch() -> Result<Self, Error> {
+        let (ask, asked) = crossbeam_channel::bounded(1);
+        ctrlc::set_handler(move || {
+            if ask.try_send(()).is_err() {
+                // Nobody has taken the first one, or it is being worked on: the user insists.
+                std::process::exit(1);
+            }
+        })
+        .map_err(|error| Error::other("signal handler", error))?;
+        Ok(Self { asked })
+    }
+
+    /// Waits for the first signal. It stays in the channel, so that the second one ends the process.
+    pub fn wait(&self) {
+        let mut select = crossbeam_channel::Select::new();
+        select.recv(&self.asked);
+        select.ready();
+    }
+
+    /// Whether the first signal has come.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        !self.asked.is_empty()
+    }
+}

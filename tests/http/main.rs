@@ -1,0 +1,112 @@
+//! The HTTP APIs through real sockets, over a runtime that says the alphabet.
+//!
+//! Every test starts a whole server (wire, routes, executor) on a free port; only the runtime is
+//! a stand-in. Nothing sleeps: tests that need a moment wait for a condition with a deadline.
+
+mod client;
+mod fake;
+mod shapes;
+mod streams;
+
+use client::Client;
+use fake::Alphabet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use tinyloop::config::{Config, ExecutorConfig};
+use tinyloop::pool::{LoadedModel, ModelMeta, Pool};
+use tinyloop::runtime::Runtime;
+use tinyloop::scheduler::{Executor, ExecutorContext, Metrics};
+use tinyloop::server::Server;
+use tinyloop::tokenizer::ChatTemplate;
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}\
+                        {% if messages[0].content == 'boom' %}{{ raise_exception('no boom') }}{% endif %}\
+                        {% if add_generation_prompt %}assistant:{% endif %}";
+
+/// A server and what stands behind it.
+struct TestServer {
+    server: Option<Server>,
+    address: SocketAddr,
+    executor: Arc<Executor>,
+}
+
+impl TestServer {
+    fn start(runtime: Arc<Alphabet>) -> Self {
+        Self::with(runtime, |_| {})
+    }
+
+    fn with(runtime: Arc<Alphabet>, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::default();
+        config.server.port = 0;
+        config.server.http_workers = 8;
+        config.management.port = 0;
+        change(&mut config);
+        let metrics = Arc::new(Metrics::new());
+        let pool = Arc::new(Pool::new(Arc::clone(&metrics)));
+        let executor = add_model(&pool, ["test/model", "alias"], runtime, &config.executor);
+        let server = Server::start(&config, pool).expect("the server starts");
+        Self {
+            address: server.address(),
+            server: Some(server),
+            executor,
+        }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(self.address)
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().expect("it runs")
+    }
+
+    fn stop(&mut self, drain: Duration) {
+        self.server.take().expect("it runs").shutdown(drain);
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.shutdown(Duration::ZERO);
+        }
+    }
+}
+
+fn add_model(
+    pool: &Pool,
+    [name, alias]: [&str; 2],
+    runtime: Arc<Alphabet>,
+    config: &ExecutorConfig,
+) -> Arc<Executor> {
+    let context_length = runtime.capability().context_length;
+    let tokenizer = runtime.tokenizer();
+    let context = ExecutorContext::new(name, Arc::clone(pool.metrics()));
+    let executor = Executor::with_context(vec![runtime], config.clone(), context);
+    executor.start().expect("the driver starts");
+    let executor = Arc::new(executor);
+    let template = ChatTemplate::compile(TEMPLATE, "", "").expect("the template is valid");
+    pool.insert(LoadedModel {
+        name: name.to_owned(),
+        aliases: vec![alias.to_owned()],
+        created: SystemTime::now(),
+        executor: Arc::clone(&executor),
+        tokenizer,
+        chat_template: Ok(Arc::new(template)),
+        context_length,
+        meta: ModelMeta::default(),
+    })
+    .expect("the name is free");
+    executor
+}
+
+/// Waits until `condition` holds; fails after a while.
+#[track_caller]
+fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,387 @@
+//! Streams, hang-ups, queues, the drain.
+
+use super::{TestServer, wait_for};
+use crate::client::{Answer, Client};
+use crate::fake::Alphabet;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn chat(extra: &Value) -> Value {
+    let mut body = json!({
+        "model": "test/model", "stream": true, "max_tokens": 3,
+        "messages": [{"role": "user", "content": "hi"}],
+    });
+    let map = body.as_object_mut().expect("an object");
+    map.extend(extra.as_object().expect("an object").clone());
+    body
+}
+
+fn parsed(answer: &Answer) -> Vec<Value> {
+    let events = answer.events();
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    let chunks = &events[..events.len() - 1];
+    chunks
+        .iter()
+        .map(|event| serde_json::from_str(event).expect("JSON"))
+        .collect()
+}
+
+#[test]
+fn a_chat_stream_is_exact() {
+    let server = TestServer::start(Alphabet::at_once());
+    let body = chat(&json!({"stream_options": {"include_usage": true}}));
+    let answer = server.client().post("/v1/chat/completions", &body);
+    assert_eq!(
+        answer.header("content-type"),
+        Some("text/event-stream; charset=utf-8")
+    );
+    assert_eq!(answer.header("cache-control"), Some("no-cache"));
+    let mut chunks = parsed(&answer);
+    let (id, created) = (chunks[0]["id"].clone(), chunks[0]["created"].clone());
+    for chunk in &mut chunks {
+        assert_eq!((&chunk["id"], &chunk["created"]), (&id, &created));
+        chunk["id"] = Value::Null;
+        chunk["created"] = Value::Null;
+    }
+    let frame = |choices: Value, usage: Value| {
+        json!({"id": null, "object": "chat.completion.chunk", "created": null,
+            "model": "test/model", "system_fingerprint": "", "choices": choices, "usage": usage})
+    };
+    let delta = |delta: Value, finish: Value| {
+        let choice =
+            json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}]);
+        frame(choice, Value::Null)
+    };
+    let usage = json!({
+        "prompt_tokens": 18, "completion_tokens": 3, "total_tokens": 21,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    });
+    let expected = [
+        delta(json!({"role": "assistant", "content": ""}), Value::Null),
+        delta(json!({"content": "a"}), Value::Null),
+        delta(json!({"content": "b"}), Value::Null),
+        delta(json!({"content": "c"}), Value::Null),
+        delta(json!({}), json!("length")),
+        frame(json!([]), usage),
+    ];
+    assert_eq!(chunks, expected);
+    let plain = parsed(
+        &server
+            .client()
+            .post("/v1/chat/completions", &chat(&json!({}))),
+    );
+    assert_eq!(plain.len(), 5);
+    assert!(plain.iter().all(|chunk| chunk.get("usage").is_none()));
+}
+
+#[test]
+fn streams_say_what_whole_answers_say() {
+    let server = TestServer::start(Alphabet::at_once());
+    let mut client = server.client();
+    for extra in [
+        json!({"max_tokens": 20, "stop": ["def"]}),
+        json!({"n": 3, "seed": 5, "max_tokens": 4}),
+        json!({"logprobs": true, "top_logprobs": 1, "max_tokens": 9, "stop": "ij"}),
+    ] {
+        let chunks = parsed(&client.post("/v1/chat/completions", &chat(&extra)));
+        let mut body = chat(&extra);
+        body["stream"] = json!(false);
+        let whole = client.post("/v1/chat/completions", &body).json();
+        for choice in whole["choices"].as_array().expect("a list") {
+            let (mut text, mut logprobs, mut finish) = (String::new(), Vec::new(), Value::Null);
+            let of_choice = chunks.iter().map(|chunk| &chunk["choices"][0]);
+            for piece in of_choice.filter(|piece| piece["index"] == choice["index"]) {
+                text.push_str(piece["delta"]["content"].as_str().unwrap_or_default());
+                let content = piece["logprobs"]["content"].as_array();
+                logprobs.extend(content.into_iter().flatten().cloned());
+                finish = piece["finish_reason"].clone();
+            }
+            assert_eq!(choice["message"]["content"], text, "{extra}");
+            assert_eq!(choice["finish_reason"], finish, "{extra}");
+            let whole_logprobs = choice["logprobs"]["content"].as_array().cloned();
+            assert_eq!(whole_logprobs.unwrap_or_default(), logprobs, "{extra}");
+        }
+    }
+}
+
+#[test]
+fn a_completion_stream_echoes_first() {
+    let server = TestServer::start(Alphabet::at_once());
+    let body =
+        json!({"prompt": "hi", "max_tokens": 2, "echo": true, "stream": true, "logprobs": 0});
+    let chunks = parsed(&server.client().post("/v1/completions", &body));
+    let texts: Vec<&Value> = chunks
+        .iter()
+        .map(|chunk| &chunk["choices"][0]["text"])
+        .collect();
+    assert_eq!(texts, ["hi", "a", "b", ""]);
+    assert_eq!(
+        chunks[0]["choices"][0]["logprobs"]["token_logprobs"],
+        json!([null, -0.5])
+    );
+    assert_eq!(
+        chunks[2]["choices"][0]["logprobs"]["text_offset"],
+        json!([3])
+    );
+    assert_eq!(chunks[3]["choices"][0]["finish_reason"], "length");
+}
+
+#[test]
+fn events_arrive_while_the_generation_runs() {
+    let runtime = Alphabet::stepped(4);
+    let server = TestServer::start(Arc::clone(&runtime));
+    let mut client = server.client();
+    client.send(
+        "POST",
+        "/v1/chat/completions",
+        &[],
+        &chat(&json!({})).to_string(),
+    );
+    wait_for("the job", || runtime.n_active() == 1);
+    runtime.step();
+    assert_eq!(client.read_head().status, 200);
+    let mut next = || String::from_utf8(client.read_chunk().expect("an event")).expect("text");
+    assert!(next().contains(r#""role":"assistant""#));
+    assert!(next().contains(r#""content":"a""#));
+    runtime.step();
+    // One event is one chunk: nothing of the next token is here before its step.
+    let event = next();
+    assert!(
+        event.contains(r#""content":"b""#) && event.matches("data: ").count() == 1,
+        "{event}"
+    );
+    assert_eq!(runtime.n_active(), 1, "the generation still runs");
+    runtime.run_out();
+    assert!(next().contains(r#""content":"c""#));
+    assert!(next().contains(r#""finish_reason":"length""#));
+    assert_eq!(next(), "data: [DONE]\n\n");
+    assert_eq!(client.read_chunk(), None);
+    // The connection lives on.
+    assert_eq!(client.get("/health").status, 200);
+}
+
+#[test]
+fn a_silent_stream_pings() {
+    let runtime = Alphabet::stepped(1);
+    let server = TestServer::with(Arc::clone(&runtime), |config| {
+        config.server.stream_ping = Duration::from_millis(20);
+    });
+    let mut client = server.client();
+    client.send(
+        "POST",
+        "/v1/chat/completions",
+        &[],
+        &chat(&json!({})).to_string(),
+    );
+    assert_eq!(client.read_head().status, 200);
+    for _ in 0..2 {
+        assert_eq!(
+            client.read_chunk().as_deref(),
+            Some(b": ping\n\n".as_slice())
+        );
+    }
+    wait_for("the job", || runtime.n_active() == 1);
+    runtime.run_out();
+    let mut rest = Vec::new();
+    while let Some(chunk) = client.read_chunk() {
+        rest.extend(chunk);
+    }
+    assert!(String::from_utf8_lossy(&rest).ends_with("data: [DONE]\n\n"));
+}
+
+#[test]
+fn a_fault_in_the_middle_ends_the_stream_with_an_error() {
+    let runtime = Alphabet::stepped(1);
+    let server = TestServer::start(Arc::clone(&runtime));
+    let mut client = server.client();
+    client.send(
+        "POST",
+        "/v1/chat/completions",
+        &[],
+        &chat(&json!({})).to_string(),
+    );
+    wait_for("the job", || runtime.n_active() == 1);
+    runtime.step();
+    assert_eq!(client.read_head().status, 200);
+    assert!(client.read_chunk().is_some());
+    runtime.fail_all();
+    let mut last = Vec::new();
+    while let Some(chunk) = client.read_chunk() {
+        last = chunk;
+    }
+    let text = String::from_utf8(last).expect("text");
+    let error: Value = serde_json::from_str(text.trim_start_matches("data: ")).expect("JSON");
+    assert_eq!(error["error"]["code"], "internal_error");
+}
+
+#[test]
+fn who_hangs_up_frees_the_slot() {
+    for stream in [true, false] {
+        let runtime = Alphabet::stepped(1);
+        let server = TestServer::start(Arc::clone(&runtime));
+        let mut client = server.client();
+        let body = chat(&json!({"stream": stream, "max_tokens": 100}));
+        client.send("POST", "/v1/chat/completions", &[], &body.to_string());
+        wait_for("the job", || runtime.n_active() == 1);
+        runtime.step();
+        if stream {
+            client.read_head();
+        }
+        drop(client);
+        wait_for("the cancel", || {
+            runtime.n_cancelled() == 1 && runtime.n_active() == 0
+        });
+        wait_for("the slot", || server.executor.snapshot().in_flight == 0);
+        // The freed slot serves the next one.
+        let mut next = server.client();
+        next.send(
+            "POST",
+            "/v1/chat/completions",
+            &[],
+            &chat(&json!({"stream": false})).to_string(),
+        );
+        wait_for("the next job", || runtime.n_active() == 1);
+        runtime.run_out();
+        assert_eq!(next.read_answer().status, 200, "stream: {stream}");
+    }
+}
+
+#[test]
+fn who_hangs_up_in_the_queue_never_runs() {
+    let runtime = Alphabet::stepped(1);
+    let server = TestServer::start(Arc::clone(&runtime));
+    let mut first = server.client();
+    first.send(
+        "POST",
+        "/v1/chat/completions",
+        &[],
+        &chat(&json!({"stream": false})).to_string(),
+    );
+    wait_for("the first job", || runtime.n_active() == 1);
+    let mut second = server.client();
+    second.send(
+        "POST",
+        "/v1/chat/completions",
+        &[],
+        &chat(&json!({})).to_string(),
+    );
+    wait_for("the queue", || server.executor.snapshot().queue_depth == 1);
+    drop(second);
+    wait_for("the empty queue", || {
+        server.executor.snapshot().queue_depth == 0
+    });
+    runtime.run_out();
+    assert_eq!(first.read_answer().status, 200);
+    assert_eq!((runtime.n_active(), runtime.n_cancelled()), (0, 0));
+}
+
+#[test]
+fn a_full_queue_refuses_with_a_retry_time() {
+    let runtime = Alphabet::stepped(1);
+    let server = TestServer::with(Arc::clone(&runtime), |config| {
+        config.executor.max_queue_depth = 1
+    });
+    let body = chat(&json!({"stream": false})).to_string();
+    let mut clients: Vec<Client> = (0..2).map(|_| server.client()).collect();
+    for (index, client) in clients.iter_mut().enumerate() {
+        client.send("POST", "/v1/chat/completions", &[], &body);
+        wait_for("its place", || {
+            let snapshot = server.executor.snapshot();
+            snapshot.queue_depth + snapshot.in_flight as usize == index + 1
+                && snapshot.in_flight == 1
+        });
+    }
+    let refused = server
+        .client()
+        .post("/v1/chat/completions", &chat(&json!({})));
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.json()["error"]["code"], "queue_full");
+    assert!(refused.header("retry-after").is_some());
+    let is_busy = || {
+        let snapshot = server.executor.snapshot();
+        snapshot.queue_depth + snapshot.in_flight as usize > 0
+    };
+    while is_busy() {
+        runtime.step();
+    }
+    for client in &mut clients {
+        assert_eq!(client.read_answer().status, 200);
+    }
+}
+
+#[test]
+fn sixty_four_at_once_are_all_answered() {
+    let server = TestServer::start(Alphabet::at_once());
+    let mut clients: Vec<Client> = (0..64).map(|_| server.client()).collect();
+    for (index, client) in clients.iter_mut().enumerate() {
+        let body = chat(&json!({"stream": index % 2 == 0}));
+        client.send("POST", "/v1/chat/completions", &[], &body.to_string());
+    }
+    for client in &mut clients {
+        assert_eq!(client.read_answer().status, 200);
+    }
+}
+
+#[test]
+fn a_drain_finishes_what_runs_and_refuses_what_waits() {
+    let runtime = Alphabet::stepped(1);
+    let mut server = TestServer::start(Arc::clone(&runtime));
+    let executor = Arc::clone(&server.executor);
+    let management = server.server().management_address().expect("it listens");
+    let mut running = server.client();
+    running.send(
+        "POST",
+        "/v1/chat/completions",
+        &[],
+        &chat(&json!({})).to_string(),
+    );
+    wait_for("the job", || runtime.n_active() == 1);
+    runtime.step();
+    assert_eq!(running.read_head().status, 200);
+    let mut waiting = server.client();
+    waiting.send(
+        "POST",
+        "/v1/chat/completions",
+        &[],
+        &chat(&json!({})).to_string(),
+    );
+    wait_for("the queue", || executor.snapshot().queue_depth == 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.stop(Duration::from_secs(20)));
+        let refused = waiting.read_answer();
+        assert_eq!(refused.status, 503);
+        assert_eq!(refused.json()["error"]["code"], "shutting_down");
+        assert_eq!(Client::connect(management).get("/ready").status, 503);
+        runtime.run_out();
+        let mut text = Vec::new();
+        while let Some(chunk) = running.read_chunk() {
+            text.extend(chunk);
+        }
+        assert!(String::from_utf8_lossy(&text).ends_with("data: [DONE]\n\n"));
+    });
+    assert!(running.is_closed());
+}
+
+#[test]
+fn what_outlives_the_drain_is_told_so() {
+    let runtime = Alphabet::stepped(1);
+    let mut server = TestServer::start(Arc::clone(&runtime));
+    let mut client = server.client();
+    client.send(
+        "POST",
+        "/v1/chat/completions",
+        &[],
+        &chat(&json!({})).to_string(),
+    );
+    wait_for("the job", || runtime.n_active() == 1);
+    runtime.step();
+    assert_eq!(client.read_head().status, 200);
+    server.stop(Duration::ZERO);
+    let mut last = Vec::new();
+    while let Some(chunk) = client.read_chunk() {
+        last = chunk;
+    }
+    assert!(String::from_utf8_lossy(&last).contains("shutting_down"));
+}

@@ -1,0 +1,222 @@
+"""The official openai Python client against a running tinyloop: what users' programs do.
+
+    openai_client.py http://127.0.0.1:8080
+
+Exits 0 when every check holds; the first that does not is named.
+"""
+
+import concurrent.futures
+import math
+import sys
+import urllib.request
+
+import openai
+from openai import OpenAI
+
+base = sys.argv[1].rstrip("/")
+client = OpenAI(base_url=base + "/v1", api_key="unused", max_retries=0, timeout=120)
+model = client.models.list().data[0].id
+question = [{"role": "user", "content": "What is the capital of France?"}]
+checks = []
+
+
+def check(function):
+    checks.append(function)
+    return function
+
+
+def expect(error_type, code, call, param=...):
+    try:
+        call()
+    except error_type as error:
+        assert error.code == code, f"code {error.code}, expected {code}"
+        assert param is ... or error.param == param, f"param {error.param}, expected {param}"
+        assert error.request_id, "no x-request-id"
+        return error
+    raise AssertionError(f"no {error_type.__name__}")
+
+
+@check
+def models():
+    page = client.models.list()
+    assert page.object == "list" and page.data[0].object == "model"
+    one = client.models.retrieve(model)
+    assert one.id == model and one.max_model_len > 0 and one.created > 0
+    expect(openai.NotFoundError, "model_not_found", lambda: client.models.retrieve("no/such"))
+
+
+@check
+def chat():
+    answer = client.chat.completions.create(
+        model=model, messages=question, temperature=0, max_tokens=8, seed=1
+    )
+    choice = answer.choices[0]
+    assert answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
+    assert choice.message.role == "assistant" and choice.message.content
+    assert choice.finish_reason == "length" and choice.message.tool_calls is None
+    usage = answer.usage
+    assert usage.completion_tokens == 8 and usage.prompt_tokens > 5
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert answer._request_id
+
+
+@check
+def chat_stream_equals_whole():
+    arguments = dict(model=model, messages=question, temperature=0, max_tokens=12)
+    whole = client.chat.completions.create(**arguments)
+    chunks = list(
+        client.chat.completions.create(
+            **arguments, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert len({(c.id, c.created, c.model) for c in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content == ""
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content, (text, whole.choices[0].message.content)
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 12
+    assert all(c.usage is None for c in chunks[:-1])
+    plain = list(client.chat.completions.create(**arguments, stream=True))
+    assert all(c.choices for c in plain), "a usage chunk that nobody asked for"
+
+
+@check
+def stop_and_choices():
+    arguments = dict(model=model, messages=question, temperature=0, max_tokens=40)
+    whole = client.chat.completions.create(**arguments).choices[0].message.content
+    stop = whole[len(whole) // 2 :][:3]
+    stopped = client.chat.completions.create(**arguments, stop=stop).choices[0]
+    assert stopped.finish_reason == "stop" and stopped.message.content == whole[: whole.index(stop)]
+    many = client.chat.completions.create(
+        model=model, messages=question, n=3, seed=7, temperature=1.5, max_tokens=12
+    )
+    assert [c.index for c in many.choices] == [0, 1, 2]
+    texts = [c.message.content for c in many.choices]
+    assert len(set(texts)) > 1, "three samples at temperature 1.5 are the same"
+    again = client.chat.completions.create(
+        model=model, messages=question, n=3, seed=7, temperature=1.5, max_tokens=12
+    )
+    assert [c.message.content for c in again.choices] == texts, "a seed does not repeat"
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(
+        model=model, messages=question, n=3, seed=7, temperature=1.5, max_tokens=12, stream=True
+    ):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts, "stream and whole differ for n = 3"
+
+
+@check
+def chat_logprobs():
+    arguments = dict(
+        model=model, messages=question, temperature=0, max_tokens=6, logprobs=True, top_logprobs=3
+    )
+    content = client.chat.completions.create(**arguments).choices[0].logprobs.content
+    assert len(content) == 6
+    for entry in content:
+        assert len(entry.top_logprobs) == 3 and entry.logprob <= 0
+        assert entry.token == entry.top_logprobs[0].token, "greedy is not the likeliest"
+        assert bytes(entry.bytes).decode(errors="replace") == entry.token
+    streamed = []
+    for chunk in client.chat.completions.create(**arguments, stream=True):
+        if chunk.choices[0].logprobs:
+            streamed += chunk.choices[0].logprobs.content
+    assert [e.token for e in streamed] == [e.token for e in content]
+
+
+@check
+def completions():
+    answer = client.completions.create(
+        model=model, prompt=["The sky is", "Two plus two is"], max_tokens=5, n=2, temperature=0
+    )
+    assert [c.index for c in answer.choices] == [0, 1, 2, 3]
+    assert answer.object == "text_completion" and answer.usage.completion_tokens == 20
+    assert answer.choices[0].text == answer.choices[1].text
+    tokens = client.completions.create(model=model, prompt=[504, 1130], max_tokens=3)
+    assert tokens.usage.prompt_tokens == 2 and tokens.usage.completion_tokens == 3
+    text = "".join(
+        c.choices[0].text
+        for c in client.completions.create(
+            model=model, prompt="The sky is", max_tokens=5, temperature=0, stream=True
+        )
+    )
+    assert text == answer.choices[0].text
+    best = client.completions.create(
+        model=model, prompt="The sky is", max_tokens=4, n=1, best_of=3, seed=3
+    )
+    assert len(best.choices) == 1
+
+
+@check
+def scoring():
+    answer = client.completions.create(
+        model=model, prompt="The capital of France is Paris", max_tokens=0, echo=True, logprobs=2
+    )
+    choice = answer.choices[0]
+    assert choice.text == "The capital of France is Paris"
+    logprobs = choice.logprobs
+    assert "".join(logprobs.tokens) == choice.text
+    assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None
+    assert all(math.isfinite(p) and p <= 0 for p in logprobs.token_logprobs[1:])
+    assert logprobs.text_offset[0] == 0 and answer.usage.completion_tokens == 0
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset):
+        assert choice.text[offset:].startswith(token)
+
+
+@check
+def errors():
+    bad = openai.BadRequestError
+
+    def ask(**more):
+        return lambda: client.chat.completions.create(
+            **{"model": model, "messages": question, "max_tokens": 2, **more}
+        )
+
+    expect(openai.NotFoundError, "model_not_found", ask(model="nope"), "model")
+    expect(bad, "invalid_value", ask(temperature=3), "temperature")
+    expect(bad, "invalid_value", ask(messages=[]), "messages")
+    expect(bad, "unsupported_parameter", ask(response_format={"type": "json_object"}), "response_format")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    expect(bad, "unsupported_parameter", ask(tools=[tool]), "tools")
+    error = expect(bad, "context_length_exceeded", ask(max_tokens=10**7))
+    assert "maximum context length" in str(error)
+    image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    expect(bad, "invalid_value", ask(messages=[{"role": "user", "content": image}]))
+    expect(bad, "invalid_value", ask(stream=True, temperature=-1), "temperature")
+
+
+@check
+def many_at_once():
+    def ask(number):
+        return client.completions.create(
+            model=model, prompt=f"{number} is a number", max_tokens=6, temperature=0
+        ).usage.completion_tokens
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(ask, range(16))) == [6] * 16
+
+
+@check
+def leaving_a_stream_early():
+    stream = client.chat.completions.create(
+        model=model, messages=question, stream=True, extra_body={"ignore_eos": True}
+    )
+    for _ in zip(range(3), stream):
+        pass
+    stream.close()
+    client.chat.completions.create(model=model, messages=question, max_tokens=1)
+
+
+@check
+def operations():
+    for path in ["/health", "/ready", "/metrics"]:
+        with urllib.request.urlopen(base + path, timeout=10) as answer:
+            assert answer.status == 200 and answer.headers["x-request-id"]
+
+
+for function in checks:
+    try:
+        function()
+    except Exception as error:
+        sys.exit(f"openai client: {function.__name__}: {type(error).__name__}: {error}")
+    print(f"openai client: {function.__name__} ok")
