@@ -229,7 +229,7 @@ fn never_fits(demand: Demand, supply: Supply) -> Option<SubmitError> {
 /// A free slot does not lift the limit: whoever is dispatched at once still passes the queue.
 /// With `max_queue_depth` 0 a request is taken only while a slot is free.
 fn queue_full(_demand: Demand, supply: Supply) -> Option<SubmitError> {
-    let waiting_for_slot = supply.queue_depth as u64 + u64::from(supply.in_flight);
+    let waiting_for_slot = (supply.queue_depth as u64).saturating_add(u64::from(supply.in_flight));
     let slot_is_free = waiting_for_slot < u64::from(supply.capacity);
     let full = supply.queue_depth >= supply.max_queue_depth && !slot_is_free;
     full.then(|| SubmitError::QueueFull {
