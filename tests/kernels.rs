@@ -507,10 +507,13 @@ fn tokens(n: usize, salt: u64) -> Vec<u32> {
     (0..n).map(|_| (noise.next() >> 33) as u32 % 77).collect()
 }
 
+/// Runs a pass over spans of tokens.
+type RunSpans<'a> = &'a mut dyn FnMut(&[(usize, usize, &[u32])]) -> Vec<f32>;
+
 /// Two sequences whole, then one more token of each, against the oracle on every path.
 fn check_against_reference(what: &str, shape: Shape, n_tokens: usize) {
     let (long, short) = (tokens(n_tokens, 1), tokens(5, 2));
-    let run = |rig: &mut dyn FnMut(&[(usize, usize, &[u32])]) -> Vec<f32>| {
+    let run = |rig: RunSpans<'_>| {
         let mut logits = rig(&[(0, 0, &long), (1, 0, &short)]);
         logits.extend(rig(&[(1, 5, &short[..1]), (0, n_tokens, &short[..1])]));
         logits

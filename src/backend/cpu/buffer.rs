@@ -177,7 +177,6 @@ impl<'a, T> SharedMut<'a, T> {
     ///
     /// # Safety
     /// No other thread reads or writes any of `range` while the result lives.
-    #[expect(clippy::mut_from_ref, reason = "the caller promises disjoint ranges")]
     pub(super) unsafe fn slice(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -216,7 +215,6 @@ impl<'a, T> SharedMut<'a, T> {
     ///
     /// # Safety
     /// As for [`SharedMut::slice`].
-    #[expect(clippy::mut_from_ref, reason = "the caller promises disjoint elements")]
     pub(super) unsafe fn one(&self, idx: usize) -> &'a mut T {
         // SAFETY: passed on to the caller.
         unsafe { &mut self.slice(idx..idx + 1)[0] }

@@ -1,5 +1,65 @@
 //! The CPU backend: quantized weights in panels, int8 activations, paged attention, own threads.
-//! (overview: being written)
+//!
+//! Owned by one engine thread, which is also thread 0 of its pool; the workers only run regions
+//! that it opens. Nothing allocates in a step. What is not here: policy, page allocation, GPU.
+//!
+//! # Reading order
+//! [`Path`] and `path.rs` (which instruction set), `threads.rs` (regions and chunks), `layout.rs` and
+//! `panels.rs` (weights), `kernels/` over `lanes/` (arithmetic), `step.rs` (what a region sees),
+//! `ops.rs` and `attention.rs` (operations), `state.rs` (buffers, page tables).
+//!
+//! # Weights: panels
+//! A panel is `LANES` outputs (8, or 16 with AVX-512) and all inputs, in blocks of 32 inputs. Weights keep
+//! the bits of the file: a Q4_1 file takes as many bytes here as there.
+//!
+//! ```text
+//! 4-bit block, 8 lanes (o = output, i = input; one cell is a byte, low | high nibble)
+//!
+//!   32 bytes = one AVX2 register           x 4 registers (inputs 0-7, 8-15, 16-23, 24-31)
+//!   o0i0|o0i4 o0i1|o0i5 o0i2|o0i6 o0i3|o0i7   o1i0|o1i4 .. o1i3|o1i7   ...   o7i0|o7i4 ..
+//!   then 8 scales (f16 or f32), one per output, per group of 32 (or 16) inputs
+//!   then 8 minima, where the type has them
+//!
+//! 8-bit block: registers hold 4 inputs of 8 outputs, o0i0 o0i1 o0i2 o0i3 o1i0 .., then the same tail
+//! float panel: o0i0 o1i0 .. o7i0 | o0i1 o1i1 .. o7i1 | ..      (F32, F16, BF16 as in the file)
+//! ```
+//!
+//! So four activations, broadcast as one 32-bit word, meet four inputs of every output at once, and
+//! the i32 lanes of the sum *are* the outputs: no horizontal addition anywhere. How sums stay exact
+//! stands in `lanes/mod.rs`; which stored type uses which layout in `layout.rs`. A tied embedding is read
+//! back out of the head's panels, so there is one copy.
+//!
+//! # Activations
+//! int8 per 32 inputs with an f32 scale and the block's sums, one cache line per block, made once
+//! per projection input. Float weights take the f32 row instead. Attention is f32 over f16 pages.
+//!
+//! # Regions (barriers) of a layer
+//! ```text
+//!   rows <= 2      rows > 2
+//!   -              norm, quantize                  each thread prepares few rows for itself
+//!   q k v          q k v                           unit: a head; bias, norm, rotation, page write
+//!   attend         attend                          unit: (rows, key head[, split of 256 positions])
+//!   -              copy or merge, quantize
+//!   output         output                          unit: 32 outputs; residual added in the tile
+//!   -              norm, quantize
+//!   gate, up       gate, up                        unit: 32 of each; SwiGLU and quantization in the tile
+//!   down           down                            unit: 32 outputs; residual added in the tile
+//!   5              8                               one more where the model has post norms
+//! ```
+//!
+//! # Batch invariance
+//! Per (row, output) the order of arithmetic is fixed: integer sums within a block, blocks in
+//! order, attention splits at multiples of 256 positions merged in order. Units may run anywhere. One row
+//! or 512, one thread or many, chunked or whole: the same bits on one path (`tests/kernels.rs`).
+//! Different paths differ in the last bits (fused multiply-add, lane counts of norms).
+//!
+//! # Not executed by the author
+//! The AVX-512 intrinsics: compiled only. Their layouts and algorithms run as `scalar16` everywhere, and a
+//! self-check at start falls back (with a warning) when a path disagrees with the scalar one.
+//!
+//! # Tried without gain
+//! * Panels outside, rows inside (instead of the reverse) within a tile of 64 rows: the same within
+//!   2 %; the products are bound by instructions, not by the second-level cache.
 
 mod attention;
 mod blocks;

@@ -81,10 +81,11 @@ unsafe fn score_columns<L: Lanes, const N: usize>(args: &ScoresArgs, column: usi
         if args.head_dim & 1 == 1 {
             add_coordinate::<L, N>(args, queries, args.head_dim - 1, &mut sums[0]);
         }
-        for i in 0..N {
-            for half in 0..n_halves {
+        let [even, odd] = sums;
+        for (i, (even, odd)) in even.into_iter().zip(odd).enumerate() {
+            for (half, (even, odd)) in even.into_iter().zip(odd).enumerate().take(n_halves) {
                 let at = (column + i) * args.out_stride + half * L::LANES;
-                L::store(args.out.add(at), L::add(sums[0][i][half], sums[1][i][half]));
+                L::store(args.out.add(at), L::add(even, odd));
             }
         }
     }
@@ -169,10 +170,11 @@ unsafe fn value_slice<L: Lanes, const N: usize, const WIDTH: usize>(
             for (i, weight) in weights.iter_mut().enumerate() {
                 *weight = L::splat(*args.weights.add((column + i) * args.weight_stride + t));
             }
+            #[expect(clippy::needless_range_loop, reason = "`sums` is transposed here")]
             for w in 0..WIDTH {
                 let value = L::load_f16(values.add(w * L::LANES));
-                for i in 0..N {
-                    sums[i][w] = L::mul_add(value, weights[i], sums[i][w]);
+                for (sums, weight) in sums.iter_mut().zip(weights) {
+                    sums[w] = L::mul_add(value, weight, sums[w]);
                 }
             }
         }

@@ -144,13 +144,14 @@ pub(super) unsafe fn quantized<
     args: &MatmulArgs,
 ) {
     let n_blocks = args.n_in / BLOCK;
-    for panel_idx in 0..args.n_panels {
-        // SAFETY: all pointers stay inside the areas that `MatmulArgs` describes.
-        unsafe {
-            let panel = args.panels.add(panel_idx * args.panel_bytes);
-            let mut row = 0;
-            macro_rules! columns {
-                ($n:literal) => {{
+    let mut row = 0;
+    // Rows outside, panels inside: a few rows and a unit's panels stay in the first-level cache.
+    macro_rules! columns {
+        ($n:literal) => {{
+            for panel_idx in 0..args.n_panels {
+                // SAFETY: all pointers stay inside the areas that `MatmulArgs` describes.
+                unsafe {
+                    let panel = args.panels.add(panel_idx * args.panel_bytes);
                     let blocks: [_; $n] =
                         std::array::from_fn(|i| args.blocks.add((row + i) * n_blocks));
                     let totals = quantized_columns::<L, C, GROUP, WIDE, MIN, OFFSET_SHIFT, $n>(
@@ -160,18 +161,18 @@ pub(super) unsafe fn quantized<
                         let at = (row + i) * args.out_stride + panel_idx * L::LANES;
                         L::store(args.out.add(at), total);
                     }
-                    row += $n;
-                }};
-            }
-            while row < args.n_rows {
-                match args.n_rows - row {
-                    1 => columns!(1),
-                    2 => columns!(2),
-                    3 => columns!(3),
-                    8.. if L::MANY_REGISTERS => columns!(8),
-                    _ => columns!(4),
                 }
             }
+            row += $n;
+        }};
+    }
+    while row < args.n_rows {
+        match args.n_rows - row {
+            1 => columns!(1),
+            2 => columns!(2),
+            3 => columns!(3),
+            8.. if L::MANY_REGISTERS => columns!(8),
+            _ => columns!(4),
         }
     }
 }
@@ -296,13 +297,13 @@ impl FloatWeights for BF16 {
 /// Panels of float weights times f32 rows.
 #[inline(always)]
 pub(super) unsafe fn floats<L: Lanes, W: FloatWeights>(args: &MatmulArgs) {
-    for panel_idx in 0..args.n_panels {
-        // SAFETY: all pointers stay inside the areas that `MatmulArgs` describes.
-        unsafe {
-            let panel = args.panels.add(panel_idx * args.panel_bytes);
-            let mut row = 0;
-            macro_rules! columns {
-                ($n:literal) => {{
+    let mut row = 0;
+    macro_rules! columns {
+        ($n:literal) => {{
+            for panel_idx in 0..args.n_panels {
+                // SAFETY: all pointers stay inside the areas that `MatmulArgs` describes.
+                unsafe {
+                    let panel = args.panels.add(panel_idx * args.panel_bytes);
                     let rows: [_; $n] =
                         std::array::from_fn(|i| args.floats.add((row + i) * args.n_in));
                     let totals = float_columns::<L, W, $n>(panel, args.n_in, &rows);
@@ -310,18 +311,18 @@ pub(super) unsafe fn floats<L: Lanes, W: FloatWeights>(args: &MatmulArgs) {
                         let at = (row + i) * args.out_stride + panel_idx * L::LANES;
                         L::store(args.out.add(at), total);
                     }
-                    row += $n;
-                }};
-            }
-            while row < args.n_rows {
-                match args.n_rows - row {
-                    1 => columns!(1),
-                    2 => columns!(2),
-                    3 => columns!(3),
-                    8.. if L::MANY_REGISTERS => columns!(8),
-                    _ => columns!(4),
                 }
             }
+            row += $n;
+        }};
+    }
+    while row < args.n_rows {
+        match args.n_rows - row {
+            1 => columns!(1),
+            2 => columns!(2),
+            3 => columns!(3),
+            8.. if L::MANY_REGISTERS => columns!(8),
+            _ => columns!(4),
         }
     }
 }
