@@ -170,7 +170,6 @@ unsafe fn value_slice<L: Lanes, const N: usize, const WIDTH: usize>(
             for (i, weight) in weights.iter_mut().enumerate() {
                 *weight = L::splat(*args.weights.add((column + i) * args.weight_stride + t));
             }
-            #[expect(clippy::needless_range_loop, reason = "`sums` is transposed here")]
             for w in 0..WIDTH {
                 let value = L::load_f16(values.add(w * L::LANES));
                 for (sums, weight) in sums.iter_mut().zip(weights) {
