@@ -31,6 +31,7 @@
 pub mod batch;
 pub mod kv;
 pub mod limits;
+mod logits;
 pub mod sampler;
 pub mod sequence;
 pub mod stats;
@@ -191,7 +192,7 @@ impl Engine {
 fn run(mut engine: Engine, commands: &Receiver<Command>) {
     loop {
         if intake(&mut engine, commands).is_break() {
-            return engine.fail_all(&RequestError::ShuttingDown);
+            return end(engine, commands);
         }
         let fault = match catch_unwind(AssertUnwindSafe(|| engine.step())) {
             Ok(Ok(())) => continue,
@@ -218,11 +219,27 @@ fn intake(engine: &mut Engine, commands: &Receiver<Command>) -> ControlFlow<()> 
 
 fn obey(engine: &mut Engine, command: Command) -> ControlFlow<()> {
     match command {
-        Command::Submit(job) => engine.submit(job),
+        Command::Submit(job) => {
+            engine.stats().job_taken();
+            engine.submit(job);
+        }
         Command::Cancel(id) => engine.cancel(id),
         Command::Shutdown => return ControlFlow::Break(()),
     }
     ControlFlow::Continue(())
+}
+
+/// The end of a healthy engine: what it holds and what still arrived is told so.
+fn end(mut engine: Engine, commands: &Receiver<Command>) {
+    engine.fail_all(&RequestError::ShuttingDown);
+    for command in commands.try_iter() {
+        if let Command::Submit(mut job) = command {
+            engine.stats().job_taken();
+            let _ = job
+                .sink
+                .emit(GenerationEvent::Failed(RequestError::ShuttingDown));
+        }
+    }
 }
 
 /// The end of a replica that failed: its jobs fail, its memory is freed, later jobs are refused.

@@ -1,1 +1,237 @@
-//! (stub: being written)
+//! One generation inside the engine: counters, not phases.
+//!
+//! A sequence has *tokens* (prompt, then what was generated) and *positions computed*. Whatever is
+//! missing between the two is given rows; the row of the last token yields the next one. A new
+//! prompt, a chunk of it, the continuation after a prefix hit and the recompute after a preemption
+//! are the same thing with different counters.
+//!
+//! ```text
+//! tokens    [ prompt ............................ | generated ........ ]
+//! computed  [ cached | computed ........ ) flight ) missing            )
+//! ```
+//!
+//! Owned by the engine thread. What is not here: who runs when (`batch`), pages (`kv`).
+
+use super::batch;
+use super::kv::{Origin, SequenceKv};
+use crate::backend::SlotId;
+use crate::model::{Plan, Stage};
+use crate::request::{
+    ConsumerGone, FinishReason, GenerationEvent, GenerationRequest, Job, JobSink, RequestError,
+    TokenId, TokenLogprob, Usage, random_u64,
+};
+use std::sync::Arc;
+
+/// Rows that entered together and rest in their slots between passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flight {
+    /// Rows; the first one's position is `Sequence::n_computed`.
+    pub(super) n_rows: usize,
+    /// The pass they need next.
+    pub(super) stage: Stage,
+}
+
+/// What a generated token means for its sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Send it and go on.
+    Continue,
+    /// It ends the answer and is not sent.
+    Stop,
+    /// Send it; it is the last one that fits.
+    Length,
+}
+
+/// One generation.
+pub(super) struct Sequence {
+    pub(super) request: Arc<GenerationRequest>,
+    sink: Box<dyn JobSink>,
+    /// Rises with the time of submission; the larger, the younger.
+    pub(super) arrival: u64,
+    pub(super) loops: u32,
+    pub(super) seed: u64,
+    /// Prompt, then generated tokens.
+    pub(super) tokens: Vec<TokenId>,
+    /// Positions whose K/V are in the pages.
+    pub(super) n_computed: usize,
+    pub(super) flight: Option<Flight>,
+    /// Slots of the flight's rows, in order of position.
+    pub(super) slots: Vec<SlotId>,
+    pub(super) kv: SequenceKv,
+    /// Prompt tokens found in the cache when it first ran; None before.
+    pub(super) n_cached: Option<u32>,
+    /// Log-probabilities of prompt tokens 1.. so far; None when not asked or already sent.
+    scored: Option<Vec<TokenLogprob>>,
+    /// Number of the quantum in which rows of it entered last.
+    pub(super) last_served: u64,
+    /// It has told its sink the end and leaves after this quantum.
+    pub(super) has_ended: bool,
+}
+
+impl Sequence {
+    /// Of a request that the limits admit.
+    pub(super) fn new(job: Job, arrival: u64, plan: &Plan) -> Self {
+        let request = job.request;
+        let loops = request.loops.unwrap_or(plan.default_loops);
+        let seed = request.sampling.seed.unwrap_or_else(|| random_u64(arrival));
+        let scored = request.prompt_logprobs.map(|_| Vec::new());
+        Self {
+            sink: job.sink,
+            arrival,
+            loops,
+            seed,
+            tokens: request.prompt.to_vec(),
+            n_computed: 0,
+            flight: None,
+            slots: Vec::new(),
+            kv: SequenceKv::new(
+                origin(&request, loops),
+                plan.kv_groups(loops),
+                request.reuse_prefix,
+            ),
+            n_cached: None,
+            scored,
+            last_served: 0,
+            has_ended: false,
+            request,
+        }
+    }
+
+    /// What its K/V depend on beside the tokens.
+    pub(super) fn origin(&self) -> Origin {
+        origin(&self.request, self.loops)
+    }
+
+    /// Whether blocks of others may stand in front of it. Prompt scores need every prompt row.
+    pub(super) fn may_reuse(&self) -> bool {
+        self.request.reuse_prefix && self.request.prompt_logprobs.is_none()
+    }
+
+    pub(super) fn n_prompt(&self) -> usize {
+        self.request.prompt.len()
+    }
+
+    pub(super) fn n_generated(&self) -> usize {
+        self.tokens.len() - self.n_prompt()
+    }
+
+    /// How the batcher sees it.
+    pub(super) fn candidate(&self) -> batch::Candidate {
+        let n_entered = self.n_computed + self.flight.map_or(0, |flight| flight.n_rows);
+        let flight = self.flight.map(|flight| batch::Flight {
+            segment: flight.stage.segment,
+            n_rows: flight.n_rows as u32,
+        });
+        batch::Candidate {
+            n_missing: (self.tokens.len() - n_entered) as u32,
+            flight,
+            n_room: (self.kv.capacity_tokens() - n_entered) as u32,
+            n_groups: self.kv.n_groups() as u32,
+            is_scored: self.scored.is_some(),
+            last_served: self.last_served,
+        }
+    }
+
+    /// Whether the logits after the token at `position` are wanted: for the next token, or for the
+    /// score of the prompt token that follows.
+    pub(super) fn wants_logits(&self, position: usize) -> bool {
+        let yields_token = position + 1 == self.tokens.len() && self.request.max_tokens > 0;
+        let n_scored = self.scored.as_ref().map(Vec::len);
+        let yields_score = position + 1 < self.n_prompt();
+        yields_token || (yields_score && n_scored.is_some_and(|n_scored| position >= n_scored))
+    }
+
+    /// Notes the score of the next prompt token.
+    pub(super) fn add_score(&mut self, score: TokenLogprob) {
+        if let Some(scored) = &mut self.scored {
+            scored.push(score);
+        }
+    }
+
+    /// Sends the prompt's scores once they are complete.
+    pub(super) fn send_scores(&mut self) -> Result<(), ConsumerGone> {
+        let n_scores = self.n_prompt() - 1;
+        // The last prompt row has no score of its own, but it must have run: order of events.
+        match self
+            .scored
+            .take_if(|s| s.len() == n_scores && self.n_computed > n_scores)
+        {
+            Some(scored) => self.sink.emit(GenerationEvent::PromptLogprobs(scored)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether nothing is left to do: a request without tokens to generate whose prompt is computed.
+    pub(super) fn is_only_prompt_and_done(&self) -> bool {
+        self.request.max_tokens == 0 && self.n_computed == self.tokens.len()
+    }
+
+    /// Tokens that may not be chosen next: all that would end the answer too early.
+    pub(super) fn forbidden<'a>(&'a self, end_tokens: &'a [TokenId]) -> [&'a [TokenId]; 2] {
+        let stop = &self.request.stop;
+        let is_early = self.n_generated() < stop.min_tokens as usize;
+        let no_end = if is_early || stop.ignore_eos {
+            end_tokens
+        } else {
+            &[]
+        };
+        let no_stop: &[TokenId] = if is_early { &stop.token_ids } else { &[] };
+        [no_end, no_stop]
+    }
+
+    /// Adds a generated token.
+    pub(super) fn push(
+        &mut self,
+        token: TokenId,
+        end_tokens: &[TokenId],
+        context_length: u32,
+    ) -> Verdict {
+        self.tokens.push(token);
+        let stop = &self.request.stop;
+        let ends = end_tokens.contains(&token) && !stop.ignore_eos;
+        if ends || stop.token_ids.contains(&token) {
+            Verdict::Stop
+        } else if self.n_generated() >= self.request.max_tokens as usize
+            || self.tokens.len() >= context_length as usize
+        {
+            Verdict::Length
+        } else {
+            Verdict::Continue
+        }
+    }
+
+    /// Sends a generated token.
+    pub(super) fn send_token(
+        &mut self,
+        token: TokenId,
+        logprob: Option<TokenLogprob>,
+    ) -> Result<(), ConsumerGone> {
+        self.sink.emit(GenerationEvent::Token { token, logprob })
+    }
+
+    /// Ends well. A consumer that is gone does not matter any more.
+    pub(super) fn finish(&mut self, reason: FinishReason) {
+        let usage = Usage {
+            prompt_tokens: self.n_prompt() as u32,
+            cached_tokens: self.n_cached.unwrap_or(0),
+            completion_tokens: self.n_generated() as u32,
+            loops: self.loops,
+        };
+        self.has_ended = true;
+        let _ = self.sink.emit(GenerationEvent::Finished { reason, usage });
+    }
+
+    /// Ends badly.
+    pub(super) fn fail(&mut self, error: RequestError) {
+        self.has_ended = true;
+        let _ = self.sink.emit(GenerationEvent::Failed(error));
+    }
+}
+
+fn origin(request: &GenerationRequest, loops: u32) -> Origin {
+    Origin {
+        loops,
+        cache_window: request.cache_window,
+        isolation_key: request.isolation_key,
+    }
+}

@@ -1,6 +1,6 @@
 //! What other threads may read of a running engine, without a lock.
 //!
-//! Written by the engine thread only, except `waiting`, which submitters raise so that a job is
+//! Written by the engine thread only, except `sent`, which submitters raise so that a job is
 //! counted from the moment it was handed over. Each figure is exact by itself; a snapshot of
 //! several may straddle a quantum, which is good enough for metrics and health.
 
@@ -14,7 +14,9 @@ pub struct EngineStats {
     dead: AtomicBool,
     /// Nanoseconds after `born` plus 1 at which the running step began; 0 = idle.
     step_began: AtomicU64,
-    /// Jobs accepted that hold no slot, those still in the channel included.
+    /// Jobs in the channel.
+    sent: AtomicU32,
+    /// Jobs that the engine took and that do not run.
     waiting: AtomicU32,
     running: AtomicU32,
     pages_used: AtomicU32,
@@ -57,6 +59,7 @@ pub struct Snapshot {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Gauges {
     pub(super) running: u32,
+    pub(super) waiting: u32,
     pub(super) pages_used: u32,
     pub(super) pages_cached: u32,
 }
@@ -67,6 +70,7 @@ impl EngineStats {
             born: Instant::now(),
             dead: AtomicBool::new(false),
             step_began: AtomicU64::new(0),
+            sent: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             running: AtomicU32::new(0),
             pages_used: AtomicU32::new(0),
@@ -90,7 +94,7 @@ impl EngineStats {
         Snapshot {
             alive: !self.dead.load(Relaxed),
             running: self.running.load(Relaxed),
-            waiting: self.waiting.load(Relaxed),
+            waiting: self.sent.load(Relaxed) + self.waiting.load(Relaxed),
             pages_used: self.pages_used.load(Relaxed),
             pages_cached: self.pages_cached.load(Relaxed),
             batch_rows: self.batch_rows.load(Relaxed),
@@ -106,14 +110,14 @@ impl EngineStats {
         u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX - 1) + 1
     }
 
-    /// A job entered the channel or went back to waiting.
+    /// A job enters the channel.
     pub(super) fn job_sent(&self) {
-        self.waiting.fetch_add(1, Relaxed);
+        self.sent.fetch_add(1, Relaxed);
     }
 
-    /// A job left the waiting line: it runs, or it ended.
+    /// A job left the channel.
     pub(super) fn job_taken(&self) {
-        self.waiting.fetch_sub(1, Relaxed);
+        self.sent.fetch_sub(1, Relaxed);
     }
 
     pub(super) fn step_begins(&self) {
@@ -133,6 +137,7 @@ impl EngineStats {
 
     pub(super) fn gauges(&self, gauges: &Gauges) {
         self.running.store(gauges.running, Relaxed);
+        self.waiting.store(gauges.waiting, Relaxed);
         self.pages_used.store(gauges.pages_used, Relaxed);
         self.pages_cached.store(gauges.pages_cached, Relaxed);
     }

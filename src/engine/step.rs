@@ -1,74 +1,519 @@
-//! One quantum after another. (body: being written)
+//! The step loop: one quantum is one pass of one segment over rows of many sequences.
+//!
+//! ```text
+//! step:  admit ─► plan (preempting as long as pages are short) ─► board ─► run_pass ─► commit
+//! ```
+//!
+//! ```text
+//! sequence:  waiting ─ admit ─► running ─ finish, fail, cancel, consumer gone ─► dropped
+//!               ▲                  │
+//!               └──── preempt ─────┘   (keeps its tokens; its rows are computed again)
+//! ```
+//!
+//! Owned by the engine thread (`engine::run`); tests call [`Engine::step`] by hand. Between two
+//! steps any job may come or go: cancelling frees rows, slots and pages at once. Buffers of the
+//! pass, the plan and the sampler are reused, and page tables move into the pass and back instead
+//! of being copied.
+//!
+//! Waiting sequences are admitted in the order of their arrival, so preempted ones, which are
+//! older than all that never ran, go first. One is admitted when the pages that are not promised to
+//! running sequences hold all its tokens, so that a preempted one does not push others out again.
 
-use super::limits::EngineLimits;
-use super::stats::EngineStats;
+use super::batch::{self, Candidate, Decision, Quantum, Supply};
+use super::kv::{KvPool, SequenceKv};
+use super::limits::{EngineLimits, MAX_SCORED_ROWS};
+use super::sampler::{Ask, SampleError, Sampler};
+use super::sequence::{Flight, Sequence, Verdict};
+use super::stats::{EngineStats, Gauges};
 use super::{EngineError, EngineParts};
-use crate::backend::{BackendError, MemoryUse};
-use crate::request::{Job, RequestError, RequestId};
+use crate::backend::{Backend, BackendError, MemoryUse, Pass, Row, SlotId};
+use crate::model::{Model, Plan, forward};
+use crate::request::{
+    ConsumerGone, FinishReason, GenerationEvent, Job, RequestError, RequestId, TokenId,
+};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// The engine. Owned by one thread; `step` may also be driven by hand.
 pub struct Engine {
+    backend: Box<dyn Backend>,
+    model: Model,
+    state: State,
+}
+
+/// Everything but the backend and the model, so that logits, which the backend lends, can be
+/// committed to it.
+struct State {
     limits: EngineLimits,
+    end_tokens: Vec<TokenId>,
     stats: Arc<EngineStats>,
-    parts: EngineParts,
+    kv: KvPool,
+    /// Hidden-state slots that no flight uses.
+    free_slots: Vec<SlotId>,
+    /// By rising arrival.
+    waiting: VecDeque<Sequence>,
+    /// By rising arrival; at most `max_sequences`.
+    running: Vec<Sequence>,
+    sampler: Sampler,
+    n_quanta: u64,
+    n_arrivals: u64,
+    // Buffers of the running quantum.
+    candidates: Vec<Candidate>,
+    quantum: Quantum,
+    pass: Pass,
 }
 
 impl Engine {
-    /// Allocates the backend's state.
+    /// Works out the sizes and allocates the backend's state.
     ///
     /// # Errors
     /// See [`EngineError`].
     pub fn new(parts: EngineParts) -> Result<Self, EngineError> {
-        let limits = EngineLimits::new(&parts.config, &parts.model.spec, &parts.model.plan)?;
-        Ok(Self {
+        let (mut backend, model) = (parts.backend, parts.model);
+        let limits = EngineLimits::new(&parts.config, &model.spec, &model.plan)?;
+        let max_rows = limits.max_rows as usize;
+        backend.allocate(&model.geometry(
+            max_rows,
+            max_rows,
+            limits.n_pages as usize,
+            limits.context_length as usize,
+        ))?;
+        let state = State {
             limits,
+            end_tokens: parts.end_tokens,
             stats: Arc::new(EngineStats::new()),
-            parts,
+            kv: KvPool::new(limits.n_pages, limits.prefix_cache),
+            free_slots: (0..limits.max_rows).rev().map(SlotId).collect(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            sampler: Sampler::default(),
+            n_quanta: 0,
+            n_arrivals: 0,
+            candidates: Vec::new(),
+            quantum: Quantum::empty(),
+            pass: Pass::default(),
+        };
+        Ok(Self {
+            backend,
+            model,
+            state,
         })
     }
-    /// Sizes.
+
+    /// Its sizes.
     #[must_use]
     pub fn limits(&self) -> &EngineLimits {
-        &self.limits
+        &self.state.limits
     }
-    /// Figures.
+
+    /// Segments and loops of its model.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.model.plan
+    }
+
+    /// Its figures, for other threads.
     #[must_use]
     pub fn stats(&self) -> Arc<EngineStats> {
-        Arc::clone(&self.stats)
+        Arc::clone(&self.state.stats)
     }
-    /// Kernels.
+
+    /// Which kernels run.
     #[must_use]
     pub fn backend_name(&self) -> String {
-        self.parts.backend.name()
+        self.backend.name()
     }
-    /// Bytes held.
+
+    /// Bytes that the backend holds.
     #[must_use]
     pub fn memory(&self) -> MemoryUse {
-        self.parts.backend.memory()
+        self.backend.memory()
     }
+
     /// Whether no sequence waits or runs.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        true
+        self.state.running.is_empty() && self.state.waiting.is_empty()
     }
-    /// Called before waiting for commands.
+
+    /// Takes a job. One that can never run here fails at once, with the reason.
+    pub fn submit(&mut self, mut job: Job) {
+        let state = &mut self.state;
+        if let Some(reason) = state.limits.refusal(&job.request, &self.model.plan) {
+            let refused = GenerationEvent::Failed(RequestError::Fault(reason));
+            let _ = job.sink.emit(refused);
+            return;
+        }
+        state.n_arrivals += 1;
+        let sequence = Sequence::new(job, state.n_arrivals, &self.model.plan);
+        state.waiting.push_back(sequence);
+        state.publish();
+    }
+
+    /// Ends a job and frees all it holds. Unknown ids are ignored.
+    pub fn cancel(&mut self, id: RequestId) {
+        let state = &mut self.state;
+        if let Some(index) = state.waiting.iter().position(|s| s.request.id == id)
+            && let Some(mut sequence) = state.waiting.remove(index)
+        {
+            sequence.fail(RequestError::Cancelled);
+        }
+        if let Some(index) = state.running.iter().position(|s| s.request.id == id) {
+            let mut sequence = state.leave(index);
+            sequence.fail(RequestError::Cancelled);
+        }
+        state.publish();
+    }
+
+    /// Ends all jobs with `error`.
+    pub fn fail_all(&mut self, error: &RequestError) {
+        let state = &mut self.state;
+        let waiting = state.waiting.drain(..);
+        for mut sequence in state.running.drain(..).chain(waiting) {
+            state.free_slots.append(&mut sequence.slots);
+            state.kv.release(&mut sequence.kv);
+            sequence.fail(error.clone());
+        }
+        state.publish();
+    }
+
+    /// Called when there is nothing to do, before the thread waits for commands.
     pub fn rest(&mut self) {
-        self.stats.idle();
+        self.state.stats.idle();
+        self.state.publish();
+        if let Err(fault) = self.check_integrity() {
+            // Wrong books do not corrupt output by themselves; say it and go on.
+            tracing::error!(fault, "the KV pool's books are wrong");
+        }
     }
-    /// Takes a job.
-    pub fn submit(&mut self, _job: Job) {
-        unimplemented!("being written")
-    }
-    /// Ends a job.
-    pub fn cancel(&mut self, _id: RequestId) {}
-    /// Fails everything.
-    pub fn fail_all(&mut self, _error: &RequestError) {}
-    /// One quantum.
+
+    /// Checks the books of pages and slots. For idle moments and tests.
     ///
     /// # Errors
-    /// When the device failed.
+    /// The first contradiction, in words.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        let State {
+            kv,
+            running,
+            waiting,
+            free_slots,
+            limits,
+            ..
+        } = &self.state;
+        kv.check_integrity(running.iter().chain(waiting).map(|s| &s.kv))?;
+        let n_held: usize = running.iter().map(|sequence| sequence.slots.len()).sum();
+        let (n_slots, n_free) = (limits.max_rows as usize, free_slots.len());
+        match n_held + n_free == n_slots {
+            true => Ok(()),
+            false => Err(format!("{n_held} slots held, {n_free} free, of {n_slots}")),
+        }
+    }
+
+    /// Runs one quantum, if there is anything to run.
+    ///
+    /// # Errors
+    /// When the device failed; the engine must not be used any more.
     pub fn step(&mut self) -> Result<(), BackendError> {
+        self.state.stats.step_begins();
+        self.admit()?;
+        if self.state.choose(&self.model.plan) {
+            let state = &mut self.state;
+            state.board(&self.model.plan);
+            let (segment, pass) = (state.quantum.segment, &state.pass);
+            let logits = forward::run_pass(&self.model, self.backend.as_mut(), segment, pass)?;
+            self.state.commit(&self.model.plan, logits);
+        }
+        self.state.publish();
+        Ok(())
+    }
+
+    /// Waiting sequences become running ones, as far as places and pages allow.
+    fn admit(&mut self) -> Result<(), BackendError> {
+        let state = &mut self.state;
+        while state.running.len() < state.limits.max_sequences as usize {
+            let Some(next) = state.waiting.front() else {
+                break;
+            };
+            let found = match next.may_reuse() && state.limits.prefix_cache {
+                true => state.kv.find(next.origin(), &next.tokens),
+                false => Vec::new(),
+            };
+            if !state.has_pages_for(next, &found) {
+                break;
+            }
+            let Some(mut sequence) = state.waiting.pop_front() else {
+                break;
+            };
+            state.kv.attach(&mut sequence.kv, &found);
+            // At least one row must run, for its logits; it may not write to a shared block.
+            if sequence.kv.capacity_tokens() == sequence.tokens.len() {
+                for (from, to) in state.kv.copy_last(&mut sequence.kv) {
+                    self.backend.copy_page(from, to)?;
+                }
+            }
+            let n_held = sequence.kv.capacity_tokens();
+            sequence.n_computed = n_held.min(sequence.tokens.len() - 1);
+            state.count_lookup(&mut sequence);
+            let place = state
+                .running
+                .partition_point(|s| s.arrival < sequence.arrival);
+            state.running.insert(place, sequence);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Whether a sequence may run without soon pushing others out: its tokens fit beside what the
+    /// running ones still lack and one block more for each. An empty engine takes anyone.
+    fn has_pages_for(&self, next: &Sequence, found: &[super::kv::BlockId]) -> bool {
+        if self.running.is_empty() {
+            return true;
+        }
+        let lacks = |s: &Sequence| s.kv.missing_pages(s.tokens.len()) + s.kv.n_groups();
+        let promised: usize = self.running.iter().map(lacks).sum();
+        let fresh = next.kv.missing_pages(next.tokens.len()) - found.len() * next.kv.n_groups();
+        let needed = promised + fresh + self.kv.attach_pages(found);
+        needed <= self.kv.available_pages()
+    }
+
+    /// Counts a first lookup; a preempted sequence that returns is no hit.
+    fn count_lookup(&self, sequence: &mut Sequence) {
+        if sequence.n_cached.is_none() {
+            sequence.n_cached = Some(sequence.n_computed as u32);
+            if sequence.may_reuse() && self.limits.prefix_cache {
+                let n_queried = sequence.n_prompt() as u64;
+                self.stats
+                    .prefix_lookup(n_queried, sequence.n_computed as u64);
+            }
+        }
+    }
+
+    /// Plans the next quantum, preempting until it can run. False when there is nothing to run.
+    fn choose(&mut self, plan: &Plan) -> bool {
+        loop {
+            self.candidates.clear();
+            let candidates = self.running.iter().map(Sequence::candidate);
+            self.candidates.extend(candidates);
+            let supply = Supply {
+                max_rows: self.limits.max_rows,
+                max_scored_rows: MAX_SCORED_ROWS,
+                n_pages: self.kv.available_pages() as u64,
+                first_segment: plan.first_stage().segment,
+                has_stages: plan.n_stages(plan.max_loops) > 1,
+            };
+            match batch::plan(&self.candidates, &supply, &mut self.quantum) {
+                Decision::Run => return true,
+                Decision::Preempt(index) => self.preempt(index),
+                Decision::Idle => {
+                    assert!(self.running.is_empty(), "the oldest can always run");
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Takes everything but its tokens from a running sequence and lets it wait.
+    fn preempt(&mut self, index: usize) {
+        let sequence = self.leave(index);
+        let place = self
+            .waiting
+            .partition_point(|s| s.arrival < sequence.arrival);
+        self.waiting.insert(place, sequence);
+        self.stats.preempted();
+    }
+
+    /// Removes a running sequence; its slots and pages are free again.
+    fn leave(&mut self, index: usize) -> Sequence {
+        let mut sequence = self.running.remove(index);
+        self.free_slots.append(&mut sequence.slots);
+        self.kv.release(&mut sequence.kv);
+        sequence.flight = None;
+        sequence.n_computed = 0;
+        sequence.kv = SequenceKv::new(
+            sequence.origin(),
+            sequence.kv.n_groups(),
+            sequence.request.reuse_prefix,
+        );
+        sequence
+    }
+
+    /// Gives entering rows their pages and slots, and writes the pass. Page tables move into it.
+    fn board(&mut self, plan: &Plan) {
+        self.n_quanta += 1;
+        self.pass.rows.clear();
+        self.pass.sequences.clear();
+        for (table_index, grant) in self.quantum.grants.iter().enumerate() {
+            let sequence = &mut self.running[grant.candidate];
+            let n_rows = grant.n_rows as usize;
+            if grant.enters {
+                let has_pages = self.kv.grow(&mut sequence.kv, sequence.n_computed + n_rows);
+                assert!(has_pages, "the plan counted the pages");
+                let first_slot = self.free_slots.len() - n_rows;
+                sequence.slots.extend(self.free_slots.drain(first_slot..));
+                sequence.last_served = self.n_quanta;
+                sequence.flight = Some(Flight {
+                    n_rows,
+                    stage: plan.first_stage(),
+                });
+            }
+            let Some(Flight { stage, .. }) = sequence.flight else {
+                continue;
+            };
+            let is_last_pass = plan.next_stage(stage, sequence.loops).is_none();
+            for (offset, slot) in sequence.slots.iter().enumerate() {
+                let position = sequence.n_computed + offset;
+                self.pass.rows.push(Row {
+                    slot: *slot,
+                    token: sequence.tokens[position],
+                    position: position as u32,
+                    sequence: table_index as u32,
+                    iteration: stage.iteration,
+                    enters: grant.enters,
+                    wants_logits: is_last_pass && sequence.wants_logits(position),
+                });
+            }
+            let tables = std::mem::take(&mut sequence.kv.tables);
+            self.pass.sequences.push(tables);
+        }
+        self.stats.quantum(self.pass.rows.len() as u32);
+    }
+
+    /// Takes the results of a pass: flights move on or land, tokens are chosen and sent, sequences
+    /// that ended leave.
+    fn commit(&mut self, plan: &Plan, logits: &[f32]) {
+        let vocab_size = self.limits.vocab_size as usize;
+        let mut logits = logits.chunks_exact(vocab_size);
+        let mut rows = self.pass.rows.as_slice();
+        let tables = self.pass.sequences.drain(..);
+        for (grant, tables) in self.quantum.grants.iter().zip(tables) {
+            let sequence = &mut self.running[grant.candidate];
+            sequence.kv.tables = tables;
+            let (own_rows, others) = rows.split_at(sequence.slots.len());
+            rows = others;
+            let next_stage = sequence
+                .flight
+                .and_then(|flight| plan.next_stage(flight.stage, sequence.loops));
+            if let (Some(flight), Some(stage)) = (&mut sequence.flight, next_stage) {
+                flight.stage = stage;
+                continue;
+            }
+            self.free_slots.append(&mut sequence.slots);
+            sequence.flight = None;
+            sequence.n_computed += own_rows.len();
+            let (tokens, n_computed) = (&sequence.tokens, sequence.n_computed);
+            self.kv.publish(&mut sequence.kv, tokens, n_computed);
+            let n_wanted = own_rows.iter().filter(|row| row.wants_logits).count();
+            let own_logits = logits.by_ref().take(n_wanted);
+            let wanting = own_rows.iter().filter(|row| row.wants_logits);
+            let mut landing = Landing {
+                sequence,
+                sampler: &mut self.sampler,
+                end_tokens: &self.end_tokens,
+                context_length: self.limits.context_length,
+            };
+            landing.take(wanting.map(|row| row.position as usize).zip(own_logits));
+        }
+        while let Some(index) = self.running.iter().position(|s| s.has_ended) {
+            drop(self.leave(index));
+        }
+    }
+
+    /// Shows the gauges to other threads.
+    fn publish(&self) {
+        self.stats.gauges(&Gauges {
+            running: self.running.len() as u32,
+            waiting: self.waiting.len() as u32,
+            pages_used: self.kv.used_pages() as u32,
+            pages_cached: self.kv.cached_pages() as u32,
+        });
+    }
+}
+
+/// A sequence whose rows have come out of their last pass.
+struct Landing<'a> {
+    sequence: &'a mut Sequence,
+    sampler: &'a mut Sampler,
+    end_tokens: &'a [TokenId],
+    context_length: u32,
+}
+
+/// Why a landing sequence goes no further.
+enum Halt {
+    /// Its consumer is gone.
+    Gone,
+    /// Its logits allow no choice.
+    Unusable(SampleError),
+}
+
+impl From<ConsumerGone> for Halt {
+    fn from(_: ConsumerGone) -> Self {
+        Halt::Gone
+    }
+}
+
+impl From<SampleError> for Halt {
+    fn from(error: SampleError) -> Self {
+        Halt::Unusable(error)
+    }
+}
+
+impl Landing<'_> {
+    /// Uses the logits `(position, (vocab_size))` of the rows that wanted them, in order.
+    fn take<'l>(&mut self, wanted: impl Iterator<Item = (usize, &'l [f32])>) {
+        match self.try_take(wanted) {
+            Ok(()) => {}
+            // Nobody listens, so there is nobody to tell.
+            Err(Halt::Gone) => self.sequence.has_ended = true,
+            Err(Halt::Unusable(error)) => {
+                self.sequence.fail(RequestError::Fault(error.to_string()))
+            }
+        }
+    }
+
+    fn try_take<'l>(
+        &mut self,
+        wanted: impl Iterator<Item = (usize, &'l [f32])>,
+    ) -> Result<(), Halt> {
+        for (position, logits) in wanted {
+            if position + 1 < self.sequence.tokens.len() {
+                let token = self.sequence.tokens[position + 1];
+                let n_top = self.sequence.request.prompt_logprobs.unwrap_or(0);
+                let score = self.sampler.score(logits, token, n_top)?;
+                self.sequence.add_score(score);
+            } else {
+                self.sequence.send_scores()?;
+                self.next_token(logits)?;
+            }
+        }
+        self.sequence.send_scores()?;
+        if self.sequence.is_only_prompt_and_done() {
+            self.sequence.finish(FinishReason::Length);
+        }
+        Ok(())
+    }
+
+    fn next_token(&mut self, logits: &[f32]) -> Result<(), Halt> {
+        let sequence = &mut *self.sequence;
+        let choice = self.sampler.choose(
+            logits,
+            &Ask {
+                params: &sequence.request.sampling,
+                tokens: &sequence.tokens,
+                n_prompt: sequence.n_prompt(),
+                forbidden: sequence.forbidden(self.end_tokens),
+                seed: sequence.seed,
+                logprobs: sequence.request.logprobs,
+            },
+        )?;
+        match sequence.push(choice.token, self.end_tokens, self.context_length) {
+            Verdict::Continue => sequence.send_token(choice.token, choice.logprob)?,
+            Verdict::Stop => sequence.finish(FinishReason::Stop),
+            Verdict::Length => {
+                sequence.send_token(choice.token, choice.logprob)?;
+                sequence.finish(FinishReason::Length);
+            }
+        }
         Ok(())
     }
 }

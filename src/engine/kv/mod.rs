@@ -1,1 +1,465 @@
-//! (stub: being written)
+//! The paged KV pool: which sequence owns which page, and which full blocks may be reused.
+//!
+//! Owned by the engine thread; pure bookkeeping, the backend holds the bytes.
+//!
+//! **Blocks.** A *block* is `PAGE_TOKENS` positions of one sequence: one page per KV group of the
+//! request's depth, allocated together on demand. A sequence holds a list of blocks; a block that
+//! is full and *published* may be held by many.
+//!
+//! ```text
+//! free pages ─ grow ─► private ─ publish ─► shared (held by n ≥ 1) ─ release ─► cached (n = 0)
+//!      ▲                  │ release             ▲                                 │     │
+//!      ├──────────────────┘                     └───────────── attach ────────────┘     │
+//!      └──────────────────────────── evict, least recently used first ──────────────────┘
+//! ```
+//!
+//! **Prefix reuse.** Published blocks form a trie: a block is found by its parent block and its
+//! tokens, the first one by what the whole chain depends on ([`Origin`]: loops, cache window,
+//! isolation key). Tokens are compared, not hashes of them, so a collision cannot give wrong
+//! output. A block is released before its parent, so children are evicted first; one whose parent
+//! is gone can no longer be found and leaves the same way. A sequence that computes what another
+//! has published meanwhile gives up its own copy: equal chains have bit-equal K/V.
+//!
+//! **Copy-on-write.** Only full blocks are shared and sequences only append, so the one shared
+//! block that may be written is the last one of a prompt that is cached whole, whose last row must
+//! run again for its logits: [`KvPool::copy_last`] makes that block private.
+//!
+//! Invariant ([`KvPool::check_integrity`]): every page is free, cached or used, exactly once.
+//!
+//! What is not here: who may have pages (`batch`), pinned prefixes (later, on top of this).
+
+#[cfg(test)]
+mod tests;
+
+use crate::backend::{PAGE_TOKENS, PageId, SequencePages};
+use crate::request::TokenId;
+use std::collections::{BTreeMap, HashMap};
+
+/// What all K/V of a chain depends on beside its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// Core iterations; they decide the number of groups as well.
+    pub loops: u32,
+    /// Sliding window in tokens; 0 = full attention.
+    pub cache_window: u32,
+    /// Requests share only within one key.
+    pub isolation_key: u64,
+}
+
+/// Index of a block in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockId(u32);
+
+/// What stands before a block in its chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Parent {
+    /// Nothing: the block holds positions `0..PAGE_TOKENS`.
+    Origin(Origin),
+    /// The published block with this serial number; serials are never used again.
+    Block(u64),
+}
+
+/// Where a published block is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    parent: Parent,
+    tokens: [TokenId; PAGE_TOKENS],
+}
+
+#[derive(Debug, Default)]
+struct Block {
+    /// One per group; empty when the entry is vacant.
+    pages: Vec<PageId>,
+    /// Sequences that hold it.
+    n_holders: u32,
+    /// Set once it is published: its key and its serial number.
+    published: Option<(Key, u64)>,
+    /// Its place in `KvPool::cached` while nobody holds it.
+    released_at: u64,
+}
+
+/// The KV of one sequence. Only the pool changes it.
+#[derive(Debug)]
+pub struct SequenceKv {
+    /// Page tables by group; handed to a pass and back, hence public to the step.
+    pub(super) tables: SequencePages,
+    blocks: Vec<BlockId>,
+    /// Pages per block.
+    n_groups: usize,
+    /// Leading blocks that are published.
+    n_published: usize,
+    /// Parent of the next block to publish.
+    parent: Parent,
+    /// Whether its full blocks may be found by others.
+    publishes: bool,
+}
+
+impl SequenceKv {
+    /// No blocks yet.
+    #[must_use]
+    pub fn new(origin: Origin, n_groups: usize, publishes: bool) -> Self {
+        Self {
+            tables: SequencePages {
+                groups: vec![Vec::new(); n_groups],
+            },
+            blocks: Vec::new(),
+            n_groups,
+            n_published: 0,
+            parent: Parent::Origin(origin),
+            publishes,
+        }
+    }
+
+    /// Pages per block.
+    #[must_use]
+    pub fn n_groups(&self) -> usize {
+        self.n_groups
+    }
+
+    /// Positions that its blocks can hold.
+    #[must_use]
+    pub fn capacity_tokens(&self) -> usize {
+        self.blocks.len() * PAGE_TOKENS
+    }
+
+    /// Pages still missing to hold `n_tokens`.
+    #[must_use]
+    pub fn missing_pages(&self, n_tokens: usize) -> usize {
+        let n_blocks = n_tokens.div_ceil(PAGE_TOKENS);
+        n_blocks.saturating_sub(self.blocks.len()) * self.n_groups
+    }
+}
+
+/// The pool of one engine.
+#[derive(Debug)]
+pub struct KvPool {
+    n_pages: usize,
+    keeps_blocks: bool,
+    free: Vec<PageId>,
+    blocks: Vec<Block>,
+    /// Entries of `blocks` without pages.
+    vacant: Vec<BlockId>,
+    index: HashMap<Key, BlockId>,
+    /// Published blocks that nobody holds, least recently released first.
+    cached: BTreeMap<u64, BlockId>,
+    n_cached_pages: usize,
+    /// Next serial number, and next release time.
+    n_events: u64,
+}
+
+impl KvPool {
+    /// All pages free. Without `keeps_blocks` nothing is ever published.
+    #[must_use]
+    pub fn new(n_pages: u32, keeps_blocks: bool) -> Self {
+        Self {
+            n_pages: n_pages as usize,
+            keeps_blocks,
+            // The lowest page is taken first, so that a lightly used pool stays dense in memory.
+            free: (0..n_pages).rev().map(PageId).collect(),
+            blocks: Vec::new(),
+            vacant: Vec::new(),
+            index: HashMap::new(),
+            cached: BTreeMap::new(),
+            n_cached_pages: 0,
+            n_events: 0,
+        }
+    }
+
+    /// Pages that `grow` can still hand out: the free ones and those kept for reuse only.
+    #[must_use]
+    pub fn available_pages(&self) -> usize {
+        self.free.len() + self.n_cached_pages
+    }
+
+    /// Pages kept for reuse only.
+    #[must_use]
+    pub fn cached_pages(&self) -> usize {
+        self.n_cached_pages
+    }
+
+    /// Pages held by sequences.
+    #[must_use]
+    pub fn used_pages(&self) -> usize {
+        self.n_pages - self.available_pages()
+    }
+
+    /// The longest published chain that begins `tokens`, in whole blocks.
+    #[must_use]
+    pub fn find(&self, origin: Origin, tokens: &[TokenId]) -> Vec<BlockId> {
+        let mut parent = Parent::Origin(origin);
+        let mut found = Vec::new();
+        for tokens in tokens.as_chunks::<PAGE_TOKENS>().0 {
+            let key = Key {
+                parent,
+                tokens: *tokens,
+            };
+            let Some(id) = self.index.get(&key) else {
+                break;
+            };
+            found.push(*id);
+            parent = self.as_parent(*id);
+        }
+        found
+    }
+
+    /// How many of the available pages `attach` would take.
+    #[must_use]
+    pub fn attach_pages(&self, found: &[BlockId]) -> usize {
+        let unheld = found.iter().map(|id| self.block(*id));
+        unheld
+            .filter(|block| block.n_holders == 0)
+            .map(|block| block.pages.len())
+            .sum()
+    }
+
+    /// Puts blocks that `find` gave just now in front of an empty sequence.
+    pub fn attach(&mut self, kv: &mut SequenceKv, found: &[BlockId]) {
+        debug_assert!(kv.blocks.is_empty(), "prefixes come first");
+        for id in found {
+            self.hold(*id);
+            kv.blocks.push(*id);
+            for (table, page) in kv.tables.groups.iter_mut().zip(&self.block(*id).pages) {
+                table.push(*page);
+            }
+            kv.parent = self.as_parent(*id);
+        }
+        kv.n_published = found.len();
+    }
+
+    /// Makes the last block of a sequence, a published one, private, so that it may be written.
+    /// Returns the pages to copy, `(from, to)`. Without pages for it the block is given up instead:
+    /// the sequence gets shorter by a block and there is nothing to copy.
+    pub fn copy_last(&mut self, kv: &mut SequenceKv) -> Vec<(PageId, PageId)> {
+        let Some(shared) = kv.blocks.pop() else {
+            return Vec::new();
+        };
+        debug_assert_eq!(kv.n_published, kv.blocks.len() + 1);
+        kv.n_published -= 1;
+        if let Some((key, _)) = self.block(shared).published {
+            kv.parent = key.parent;
+        }
+        for table in &mut kv.tables.groups {
+            table.pop();
+        }
+        let from = self.block(shared).pages.clone();
+        // Still held while the copy is allocated, so that the original is not evicted for it.
+        let is_copied = self.add_block(kv);
+        self.let_go(shared);
+        if !is_copied {
+            return Vec::new();
+        }
+        let to = kv.tables.groups.iter().filter_map(|table| table.last());
+        from.into_iter().zip(to.copied()).collect()
+    }
+
+    /// Allocates blocks until the sequence can hold `n_tokens`, evicting cached blocks as needed.
+    /// False when pages ran out; what was allocated by then stays.
+    pub fn grow(&mut self, kv: &mut SequenceKv, n_tokens: usize) -> bool {
+        while kv.capacity_tokens() < n_tokens {
+            if !self.add_block(kv) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Publishes the blocks that became full: `tokens[..n_computed]` have their K/V in the pages.
+    pub fn publish(&mut self, kv: &mut SequenceKv, tokens: &[TokenId], n_computed: usize) {
+        if !self.keeps_blocks || !kv.publishes {
+            return;
+        }
+        let full = tokens[..n_computed].as_chunks::<PAGE_TOKENS>().0;
+        while let Some(tokens) = full.get(kv.n_published) {
+            let key = Key {
+                parent: kv.parent,
+                tokens: *tokens,
+            };
+            let own = kv.blocks[kv.n_published];
+            let canonical = match self.index.get(&key) {
+                Some(other) => {
+                    let other = *other;
+                    self.replace(kv, own, other);
+                    other
+                }
+                None => {
+                    let serial = self.next_event();
+                    self.block_mut(own).published = Some((key, serial));
+                    self.index.insert(key, own);
+                    own
+                }
+            };
+            kv.parent = self.as_parent(canonical);
+            kv.n_published += 1;
+        }
+    }
+
+    /// Gives all blocks back. The deepest goes first, so that it is also evicted first.
+    pub fn release(&mut self, kv: &mut SequenceKv) {
+        while let Some(id) = kv.blocks.pop() {
+            self.let_go(id);
+        }
+        for table in &mut kv.tables.groups {
+            table.clear();
+        }
+    }
+
+    /// Uses `other` in place of the sequence's next block to publish, which has the same contents.
+    fn replace(&mut self, kv: &mut SequenceKv, own: BlockId, other: BlockId) {
+        self.hold(other);
+        self.let_go(own);
+        kv.blocks[kv.n_published] = other;
+        let pages = &self.block(other).pages;
+        for (table, page) in kv.tables.groups.iter_mut().zip(pages) {
+            table[kv.n_published] = *page;
+        }
+    }
+
+    fn add_block(&mut self, kv: &mut SequenceKv) -> bool {
+        if self.available_pages() < kv.n_groups {
+            return false;
+        }
+        while self.free.len() < kv.n_groups {
+            self.evict_one();
+        }
+        let id = self.vacant.pop().unwrap_or_else(|| {
+            self.blocks.push(Block::default());
+            BlockId(self.blocks.len() as u32 - 1)
+        });
+        let pages = self.free.split_off(self.free.len() - kv.n_groups);
+        let block = self.block_mut(id);
+        block.pages.extend(pages.into_iter().rev());
+        block.n_holders = 1;
+        for (table, page) in kv.tables.groups.iter_mut().zip(&self.block(id).pages) {
+            table.push(*page);
+        }
+        kv.blocks.push(id);
+        true
+    }
+
+    fn evict_one(&mut self) {
+        if let Some((_, id)) = self.cached.pop_first() {
+            self.n_cached_pages -= self.block(id).pages.len();
+            self.vacate(id);
+        }
+    }
+
+    fn hold(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id.0 as usize];
+        if block.n_holders == 0 {
+            self.cached.remove(&block.released_at);
+            self.n_cached_pages -= block.pages.len();
+        }
+        block.n_holders += 1;
+    }
+
+    fn let_go(&mut self, id: BlockId) {
+        let now = self.next_event();
+        let block = &mut self.blocks[id.0 as usize];
+        block.n_holders -= 1;
+        if block.n_holders > 0 {
+            return;
+        }
+        if block.published.is_some() {
+            block.released_at = now;
+            self.n_cached_pages += block.pages.len();
+            self.cached.insert(now, id);
+        } else {
+            self.vacate(id);
+        }
+    }
+
+    /// Frees the pages of a block that nobody holds.
+    fn vacate(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id.0 as usize];
+        self.free.extend(block.pages.drain(..).rev());
+        if let Some((key, _)) = block.published.take() {
+            self.index.remove(&key);
+        }
+        self.vacant.push(id);
+    }
+
+    /// The parent that a block is to the blocks after it.
+    fn as_parent(&self, id: BlockId) -> Parent {
+        let (_, serial) = self
+            .block(id)
+            .published
+            .expect("only published blocks are in the index or in front of a sequence");
+        Parent::Block(serial)
+    }
+
+    fn next_event(&mut self) -> u64 {
+        self.n_events += 1;
+        self.n_events
+    }
+
+    fn block(&self, id: BlockId) -> &Block {
+        &self.blocks[id.0 as usize]
+    }
+
+    fn block_mut(&mut self, id: BlockId) -> &mut Block {
+        &mut self.blocks[id.0 as usize]
+    }
+
+    /// Checks that free + cached + used = all, and that every count agrees with the sequences that
+    /// exist, `live`. Costs a walk over the pool: for idle moments and tests.
+    ///
+    /// # Errors
+    /// The first contradiction, in words.
+    pub fn check_integrity<'a>(
+        &self,
+        live: impl Iterator<Item = &'a SequenceKv>,
+    ) -> Result<(), String> {
+        let mut holders = vec![0_u32; self.blocks.len()];
+        for kv in live {
+            for (index, id) in kv.blocks.iter().enumerate() {
+                holders[id.0 as usize] += 1;
+                let pages = kv.tables.groups.iter().map(|table| table.get(index));
+                if !pages.eq(self.block(*id).pages.iter().map(Some)) {
+                    return Err(format!("table entry {index} is not block {id:?}"));
+                }
+            }
+        }
+        let mut seen = vec![false; self.n_pages];
+        let owned = self.blocks.iter().flat_map(|block| &block.pages);
+        for page in self.free.iter().chain(owned) {
+            if std::mem::replace(&mut seen[page.0 as usize], true) {
+                return Err(format!("{page:?} has two owners"));
+            }
+        }
+        if let Some(lost) = seen.iter().position(|seen| !seen) {
+            return Err(format!("page {lost} is lost"));
+        }
+        self.check_blocks(&holders)
+    }
+
+    fn check_blocks(&self, holders: &[u32]) -> Result<(), String> {
+        let mut n_cached_pages = 0;
+        let mut n_cached = 0;
+        for (index, block) in self.blocks.iter().enumerate() {
+            let id = BlockId(index as u32);
+            if block.n_holders != holders[index] {
+                let (counted, real) = (block.n_holders, holders[index]);
+                return Err(format!("{id:?} counts {counted} holders, {real} exist"));
+            }
+            if let Some((key, _)) = &block.published
+                && self.index.get(key) != Some(&id)
+            {
+                return Err(format!("{id:?} is published and cannot be found"));
+            }
+            if block.n_holders == 0 && !block.pages.is_empty() {
+                n_cached += 1;
+                n_cached_pages += block.pages.len();
+                if self.cached.get(&block.released_at) != Some(&id) {
+                    return Err(format!("{id:?} is held by nobody and not cached"));
+                }
+            }
+        }
+        let n_published = self.blocks.iter().filter(|b| b.published.is_some()).count();
+        let counts = (n_cached_pages, n_cached, n_published);
+        let kept = (self.n_cached_pages, self.cached.len(), self.index.len());
+        if counts != kept {
+            return Err(format!("counts are {kept:?}, must be {counts:?}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,241 @@
+//! Tests of the KV pool: named behaviours, then random runs against the integrity check.
+
+use super::*;
+use proptest::prelude::*;
+
+const ORIGIN: Origin = Origin {
+    loops: 1,
+    cache_window: 0,
+    isolation_key: 0,
+};
+
+fn tokens(n: usize) -> Vec<TokenId> {
+    (0..n as u32).collect()
+}
+
+/// A sequence that has computed all of `tokens`.
+fn computed(pool: &mut KvPool, tokens: &[TokenId], n_groups: usize) -> SequenceKv {
+    let mut kv = SequenceKv::new(ORIGIN, n_groups, true);
+    assert!(pool.grow(&mut kv, tokens.len()));
+    pool.publish(&mut kv, tokens, tokens.len());
+    kv
+}
+
+#[track_caller]
+fn check(pool: &KvPool, live: &[&SequenceKv]) {
+    pool.check_integrity(live.iter().copied()).expect("sound");
+}
+
+#[test]
+fn full_blocks_are_found_again_and_partial_ones_are_not() {
+    let mut pool = KvPool::new(10, true);
+    let mut kv = computed(&mut pool, &tokens(40), 2);
+    assert_eq!((pool.used_pages(), pool.available_pages()), (6, 4));
+    pool.release(&mut kv);
+    assert_eq!((pool.used_pages(), pool.cached_pages()), (0, 4));
+    check(&pool, &[]);
+
+    assert_eq!(pool.find(ORIGIN, &tokens(31)).len(), 1);
+    assert_eq!(pool.find(ORIGIN, &tokens(100)).len(), 2);
+    let mut other = tokens(32);
+    other[20] = 7;
+    assert_eq!(pool.find(ORIGIN, &other).len(), 1);
+    let found = pool.find(ORIGIN, &tokens(32));
+    assert_eq!(pool.attach_pages(&found), 4);
+    let mut again = SequenceKv::new(ORIGIN, 2, true);
+    pool.attach(&mut again, &found);
+    assert_eq!(again.capacity_tokens(), 32);
+    assert_eq!(pool.attach_pages(&found), 0);
+    check(&pool, &[&again]);
+}
+
+#[test]
+fn another_origin_shares_nothing() {
+    let mut pool = KvPool::new(10, true);
+    let _kv = computed(&mut pool, &tokens(32), 1);
+    for origin in [
+        Origin { loops: 2, ..ORIGIN },
+        Origin {
+            cache_window: 64,
+            ..ORIGIN
+        },
+        Origin {
+            isolation_key: 1,
+            ..ORIGIN
+        },
+    ] {
+        assert!(pool.find(origin, &tokens(32)).is_empty(), "{origin:?}");
+    }
+}
+
+#[test]
+fn a_private_sequence_and_a_pool_without_cache_publish_nothing() {
+    let mut pool = KvPool::new(4, true);
+    let mut kv = SequenceKv::new(ORIGIN, 1, false);
+    assert!(pool.grow(&mut kv, 32));
+    pool.publish(&mut kv, &tokens(32), 32);
+    assert!(pool.find(ORIGIN, &tokens(32)).is_empty());
+    let mut plain = KvPool::new(4, false);
+    let mut kv = computed(&mut plain, &tokens(32), 1);
+    plain.release(&mut kv);
+    assert_eq!(plain.cached_pages(), 0);
+    check(&plain, &[]);
+}
+
+#[test]
+fn a_block_computed_twice_is_kept_once() {
+    let mut pool = KvPool::new(8, true);
+    let first = computed(&mut pool, &tokens(32), 2);
+    let mut second = computed(&mut pool, &tokens(32), 2);
+    assert_eq!(pool.used_pages(), 4);
+    assert_eq!(first.tables, second.tables);
+    pool.release(&mut second);
+    assert_eq!((pool.used_pages(), pool.cached_pages()), (4, 0));
+    check(&pool, &[&first]);
+}
+
+#[test]
+fn children_are_evicted_before_their_parents_and_the_least_recent_chain_first() {
+    let mut pool = KvPool::new(4, true);
+    let mut old = computed(&mut pool, &tokens(32), 1);
+    let recent_tokens: Vec<u32> = (100..132).collect();
+    let mut recent = computed(&mut pool, &recent_tokens, 1);
+    pool.release(&mut old);
+    pool.release(&mut recent);
+    let mut kv = SequenceKv::new(ORIGIN, 1, true);
+    assert!(pool.grow(&mut kv, 16));
+    assert_eq!(pool.find(ORIGIN, &tokens(32)).len(), 1);
+    assert!(pool.grow(&mut kv, 32));
+    assert_eq!(pool.find(ORIGIN, &tokens(32)).len(), 0);
+    assert_eq!(pool.find(ORIGIN, &recent_tokens).len(), 2);
+    check(&pool, &[&kv]);
+}
+
+#[test]
+fn growth_ends_where_the_pages_end() {
+    let mut pool = KvPool::new(5, true);
+    let mut kv = SequenceKv::new(ORIGIN, 2, true);
+    assert!(!pool.grow(&mut kv, 48));
+    assert_eq!(kv.capacity_tokens(), 32);
+    assert_eq!(kv.missing_pages(48), 2);
+    check(&pool, &[&kv]);
+}
+
+#[test]
+fn the_last_shared_block_is_copied_before_it_is_written() {
+    let mut pool = KvPool::new(6, true);
+    let first = computed(&mut pool, &tokens(32), 2);
+    let found = pool.find(ORIGIN, &tokens(32));
+    let mut second = SequenceKv::new(ORIGIN, 2, true);
+    pool.attach(&mut second, &found);
+    let copies = pool.copy_last(&mut second);
+    let from: Vec<PageId> = first.tables.groups.iter().map(|table| table[1]).collect();
+    let to: Vec<PageId> = second.tables.groups.iter().map(|table| table[1]).collect();
+    assert_eq!(copies, [(from[0], to[0]), (from[1], to[1])]);
+    assert_ne!(from, to);
+    check(&pool, &[&first, &second]);
+
+    // Once its last row is computed it is the same block again.
+    pool.publish(&mut second, &tokens(32), 32);
+    assert_eq!(first.tables, second.tables);
+    check(&pool, &[&first, &second]);
+}
+
+#[test]
+fn without_pages_the_last_shared_block_is_given_up() {
+    let mut pool = KvPool::new(4, true);
+    let mut first = computed(&mut pool, &tokens(32), 2);
+    let found = pool.find(ORIGIN, &tokens(32));
+    let mut second = SequenceKv::new(ORIGIN, 2, true);
+    pool.attach(&mut second, &found);
+    assert!(pool.copy_last(&mut second).is_empty());
+    assert_eq!(second.capacity_tokens(), 16);
+    check(&pool, &[&first, &second]);
+    pool.release(&mut first);
+    assert!(pool.grow(&mut second, 32));
+    check(&pool, &[&second]);
+}
+
+/// A step of a random run.
+#[derive(Clone, Debug)]
+enum Act {
+    /// Starts a sequence: variant of its tokens, length, depth.
+    Start(u32, usize, u32),
+    /// Computes more of sequence `i`.
+    Compute(usize, usize),
+    /// Ends sequence `i`.
+    End(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        (0..3_u32, 1..90_usize, 1..3_u32).prop_map(|(v, n, loops)| Act::Start(v, n, loops)),
+        (0..6_usize, 1..40_usize).prop_map(|(i, n)| Act::Compute(i, n)),
+        (0..6_usize).prop_map(Act::End),
+    ]
+}
+
+struct Live {
+    kv: SequenceKv,
+    tokens: Vec<TokenId>,
+    n_computed: usize,
+}
+
+/// The variants share their first 40 tokens.
+fn variant_tokens(variant: u32, n: usize) -> Vec<TokenId> {
+    let token = |i: usize| i as u32 + if i < 40 { 0 } else { 1000 * variant };
+    (0..n).map(token).collect()
+}
+
+fn start(pool: &mut KvPool, variant: u32, n_tokens: usize, loops: u32) -> Live {
+    let origin = Origin { loops, ..ORIGIN };
+    let tokens = variant_tokens(variant, n_tokens);
+    let mut kv = SequenceKv::new(origin, loops as usize + 1, true);
+    let found = pool.find(origin, &tokens);
+    pool.attach(&mut kv, &found);
+    if kv.capacity_tokens() == n_tokens {
+        pool.copy_last(&mut kv);
+    }
+    let n_computed = kv.capacity_tokens().min(n_tokens - 1);
+    Live {
+        kv,
+        tokens,
+        n_computed,
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_page_has_one_owner_whatever_happens(
+        n_pages in 1..40_u32,
+        acts in prop::collection::vec(act(), 1..60),
+    ) {
+        let mut pool = KvPool::new(n_pages, true);
+        let mut live: Vec<Live> = Vec::new();
+        for act in acts {
+            match act {
+                Act::Start(variant, n_tokens, loops) if live.len() < 6 => {
+                    live.push(start(&mut pool, variant, n_tokens, loops));
+                }
+                Act::Compute(i, n_more) if i < live.len() => {
+                    let Live { kv, tokens, n_computed } = &mut live[i];
+                    let wanted = tokens.len().min(*n_computed + n_more);
+                    pool.grow(kv, wanted);
+                    *n_computed = wanted.min(kv.capacity_tokens());
+                    pool.publish(kv, tokens, *n_computed);
+                }
+                Act::End(i) if i < live.len() => {
+                    let mut ended = live.swap_remove(i);
+                    pool.release(&mut ended.kv);
+                }
+                Act::Start(..) | Act::Compute(..) | Act::End(_) => {}
+            }
+            let sequences = live.iter().map(|live| &live.kv);
+            prop_assert_eq!(pool.check_integrity(sequences), Ok(()));
+        }
+        for mut ended in live {
+            pool.release(&mut ended.kv);
+        }
+        prop_assert_eq!(pool.used_pages(), 0);
+    }
+}
