@@ -6,6 +6,7 @@
 //! jobs.
 
 use super::{Capability, Runtime, RuntimeStatus};
+use crate::backend::cpu::CpuBackend;
 use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
 use crate::config::EngineConfig;
@@ -141,12 +142,12 @@ impl NativeRuntime {
 
 fn open_backend(
     kind: BackendKind,
-    _config: &EngineConfig,
+    config: &EngineConfig,
 ) -> Result<Box<dyn Backend>, BackendError> {
-    match kind {
-        // The fast backend has not landed yet; the oracle computes the same, slowly.
-        BackendKind::Cpu | BackendKind::Reference => Ok(Box::new(ReferenceBackend::new())),
-    }
+    Ok(match kind {
+        BackendKind::Cpu => Box::new(CpuBackend::new(config.threads)?),
+        BackendKind::Reference => Box::new(ReferenceBackend::new()),
+    })
 }
 
 impl Runtime for NativeRuntime {
