@@ -53,7 +53,7 @@ impl DType {
 
     /// The id in a GGUF tensor table.
     #[must_use]
-    pub fn gguf_id(self) -> u32 {
+    pub const fn gguf_id(self) -> u32 {
         match self {
             DType::F32 => 0,
             DType::F16 => 1,
@@ -74,7 +74,7 @@ impl DType {
 
     /// Weights per block; row lengths must be a multiple of it.
     #[must_use]
-    pub fn block_len(self) -> usize {
+    pub const fn block_len(self) -> usize {
         match self {
             DType::F32 | DType::F16 | DType::BF16 => 1,
             DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 | DType::IQ4_NL => {
@@ -86,7 +86,7 @@ impl DType {
 
     /// Bytes per block.
     #[must_use]
-    pub fn block_bytes(self) -> usize {
+    pub const fn block_bytes(self) -> usize {
         match self {
             DType::F32 => 4,
             DType::F16 | DType::BF16 => 2,
@@ -113,6 +113,26 @@ impl DType {
         (n_elements / block_len).checked_mul(self.block_bytes() as u64)
     }
 }
+
+/// The block sizes spelled out from the fields of each block: scales, then codes by their bits.
+const _: () = {
+    const SCALE: usize = 2; // an f16
+    const CODES: usize = 32;
+    const SUPER: usize = 256;
+    assert!(DType::Q4_0.block_bytes() == SCALE + CODES * 4 / 8);
+    assert!(DType::IQ4_NL.block_bytes() == SCALE + CODES * 4 / 8);
+    assert!(DType::Q4_1.block_bytes() == 2 * SCALE + CODES * 4 / 8);
+    assert!(DType::Q5_0.block_bytes() == SCALE + CODES * 5 / 8);
+    assert!(DType::Q5_1.block_bytes() == 2 * SCALE + CODES * 5 / 8);
+    assert!(DType::Q8_0.block_bytes() == SCALE + CODES);
+    // 16 sub-blocks: a byte of scale and minimum; 6 bits of scale; 8 bits of scale.
+    assert!(DType::Q2_K.block_bytes() == 2 * SCALE + 16 + SUPER * 2 / 8);
+    assert!(DType::Q3_K.block_bytes() == SCALE + 16 * 6 / 8 + SUPER * 3 / 8);
+    assert!(DType::Q6_K.block_bytes() == SCALE + 16 + SUPER * 6 / 8);
+    // 8 sub-blocks with 6 bits of scale and 6 of minimum.
+    assert!(DType::Q4_K.block_bytes() == 2 * SCALE + 8 * 12 / 8 + SUPER * 4 / 8);
+    assert!(DType::Q5_K.block_bytes() == 2 * SCALE + 8 * 12 / 8 + SUPER * 5 / 8);
+};
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -53,6 +53,21 @@ impl MetaValue {
         }
     }
 
+    /// The kind, and the value where it is a number or a bool: what an error says was found.
+    pub(super) fn described(&self) -> String {
+        let value = match self {
+            MetaValue::F32(value) => value.to_string(),
+            MetaValue::F64(value) => value.to_string(),
+            MetaValue::Bool(value) => value.to_string(),
+            MetaValue::U64(value) => value.to_string(),
+            other => match other.as_integer() {
+                Some(value) => value.to_string(),
+                None => return format!("of kind {}", self.kind()),
+            },
+        };
+        format!("{value} (of kind {})", self.kind())
+    }
+
     /// The value of any integer kind, None for other kinds and for u64 beyond i64.
     #[must_use]
     pub fn as_integer(&self) -> Option<i64> {

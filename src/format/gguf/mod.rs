@@ -1,17 +1,18 @@
 //! GGUF v2 and v3: memory-mapped, validated against the file's length before anything is touched.
 //!
-//! ```text
-//! magic "GGUF" | version u32 | n_tensors u64 | n_keys u64
-//! n_keys   x ( key | kind u32 | value )
-//! n_tensors x ( name | n_dims u32 | dims u64.. | type u32 | offset u64 )
-//! padding to `general.alignment` | tensor data (offsets count from here)
-//! ```
+//! Immutable after `open`; shared by reference. Every tensor's byte range lies inside the file,
+//! holds exactly its weights and shares no byte with another's (`header.rs` has the layout).
 //!
-//! Immutable after `open`; shared by reference. Every tensor's byte range lies inside the file.
-//! A file that another process truncates while it is mapped would still end the process with
-//! SIGBUS: the model is copied out of the map at load and the map dropped, so the window is the
-//! load itself. What is not here: what keys and tensors mean (`model`, `tokenizer`).
+//! **The memory map.** Opening costs the head only; pages come in as tensors are used. The lengths
+//! hold for the file as it was at open. When another process truncates it in place while it is
+//! mapped, or its disk fails, touching a lost page ends the process with SIGBUS: the system has
+//! no error return for this, short of copying the whole file. Renaming a new file over the old one
+//! is safe, writing into it is not. The window is the load: the model is copied out of the map,
+//! then the map is dropped with the `Gguf`.
+//!
+//! What is not here: what keys and tensors mean (`model`, `tokenizer`).
 
+mod header;
 mod meta;
 mod reader;
 
@@ -19,19 +20,15 @@ use super::FormatError;
 use crate::backend::TensorData;
 use crate::backend::reference::dequant;
 use crate::dtype::DType;
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
+use header::{Header, read_header};
 pub use meta::MetaValue;
-use reader::{Fault, Reader};
-
-const MAGIC: &[u8; 4] = b"GGUF";
-const ALIGNMENT_DEFAULT: u64 = 32;
-/// Files use 32 or 64; a page is the most that could make sense.
-const ALIGNMENT_MAX: u64 = 65_536;
+use reader::shown;
 
 /// A tensor's place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,13 +65,6 @@ impl Bytes {
     }
 }
 
-/// What the header says.
-struct Header {
-    version: u32,
-    metadata: Vec<(String, MetaValue)>,
-    tensors: Vec<TensorInfo>,
-}
-
 /// An open, validated file.
 pub struct Gguf {
     name: String,
@@ -99,8 +89,8 @@ impl Gguf {
             path: name.clone(),
             source,
         };
-        let file = File::open(path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
+        // Asked before opening: opening a pipe would wait for its writer.
+        let metadata = std::fs::metadata(path).map_err(io)?;
         if !metadata.is_file() {
             let reason = "it is not a regular file; a GGUF file is needed".to_owned();
             return Err(FormatError::Invalid { path: name, reason });
@@ -109,9 +99,11 @@ impl Gguf {
             // An empty file cannot be mapped.
             return Self::from_bytes(&name, Vec::new());
         }
-        // SAFETY: the map is read-only and private to this process. Rust's aliasing rules hold as
-        // long as nobody writes to the file while it is mapped, which is the contract of a model
-        // file; all reads stay inside the length seen here.
+        let file = File::open(path).map_err(io)?;
+        // SAFETY: the map is read-only and this process never writes to the file. Rust's aliasing
+        // rules hold as long as no other process does while it is mapped, which is the contract of
+        // a model file; all reads stay inside the length of the map. The module's page says what a
+        // truncation by someone else does.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         Self::parse(name, Bytes::Mapped(map))
     }
@@ -186,7 +178,7 @@ impl Gguf {
     }
 
     fn required<T>(&self, key: &str, found: Option<T>) -> Result<T, FormatError> {
-        found.ok_or_else(|| self.invalid(format!("key {key} is missing")))
+        found.ok_or_else(|| self.invalid(format!("key {} is missing", shown(key))))
     }
 
     /// A value of a wanted kind: None when absent, an error when it is of another kind.
@@ -202,8 +194,9 @@ impl Gguf {
         match convert(value) {
             Some(converted) => Ok(Some(converted)),
             None => Err(self.invalid(format!(
-                "key {key} is of kind {}, {wanted} is needed",
-                value.kind()
+                "key {} is {}, {wanted} is needed",
+                shown(key),
+                value.described()
             ))),
         }
     }
@@ -294,11 +287,12 @@ impl Gguf {
     pub fn data(&self, name: &str) -> Result<TensorData<'_>, FormatError> {
         let info = self
             .tensor(name)
-            .ok_or_else(|| self.invalid(format!("tensor {name} is missing")))?;
+            .ok_or_else(|| self.invalid(format!("tensor {} is missing", shown(name))))?;
         let n_out: u64 = info.dims.iter().skip(1).product();
         if info.dims.iter().skip(2).any(|&dim| dim != 1) {
             let reason = format!(
-                "tensor {name} has shape {:?}, one or two dimensions are needed",
+                "tensor {} has shape {:?}, one or two dimensions are needed",
+                shown(name),
                 info.dims
             );
             return Err(self.invalid(reason));
@@ -319,187 +313,24 @@ impl Gguf {
         dequant::dequantize(data.dtype, data.bytes, &mut values);
         Ok(values)
     }
-}
 
-fn read_header(bytes: &[u8]) -> Result<Header, Fault> {
-    let mut reader = Reader::new(bytes);
-    let version = read_version(&mut reader, bytes)?;
-    // A tensor entry takes at least 8 + 1 + 4 + 8 + 4 + 8 bytes, a key at least 8 + 1 + 4 + 1.
-    let n_tensors = reader.count("the number of tensors", 33)?;
-    let n_keys = reader.count("the number of metadata keys", 14)?;
-    let metadata = read_metadata(&mut reader, n_keys)?;
-    let alignment = read_alignment(&metadata)?;
-    let entries = (0..n_tensors)
-        .map(|index| read_tensor_entry(&mut reader, index))
-        .collect::<Result<Vec<TensorEntry>, Fault>>()?;
-    let data_start = (reader.at as u64).next_multiple_of(alignment);
-    let mut tensors = Vec::with_capacity(entries.len());
-    let mut seen = std::collections::HashSet::new();
-    for entry in entries {
-        if !seen.insert(entry.name.clone()) {
-            return Err(format!("tensor {} appears twice", entry.name));
-        }
-        tensors.push(place_tensor(
-            entry,
-            data_start,
-            alignment,
-            bytes.len() as u64,
-        )?);
-    }
-    Ok(Header {
-        version,
-        metadata,
-        tensors,
-    })
-}
-
-fn read_version(reader: &mut Reader<'_>, bytes: &[u8]) -> Result<u32, Fault> {
-    let magic = &bytes[..bytes.len().min(4)];
-    if magic != MAGIC {
-        return Err(format!(
-            "not a GGUF file: it starts with {magic:?}, {MAGIC:?} (\"GGUF\") is needed"
-        ));
-    }
-    reader.at = 4;
-    let version = reader.u32("the version")?;
-    match version {
-        2 | 3 => Ok(version),
-        1 => Err("GGUF version 1 is not supported, convert the file to version 3".to_owned()),
-        _ if version.swap_bytes() <= 3 => {
-            Err("a big-endian GGUF file; only little-endian files are supported".to_owned())
-        }
-        _ => Err(format!(
-            "GGUF version {version} is not supported, 2 and 3 are"
-        )),
-    }
-}
-
-fn read_metadata(
-    reader: &mut Reader<'_>,
-    n_keys: usize,
-) -> Result<Vec<(String, MetaValue)>, Fault> {
-    let mut metadata: Vec<(String, MetaValue)> = Vec::new();
-    let mut seen = std::collections::HashSet::new();
-    for index in 0..n_keys {
-        let key = reader.name(&format!("metadata key {index}"))?;
-        let kind = reader.u32(&format!("the type of key {key}"))?;
-        let value = reader.value(kind, &key)?;
-        if !seen.insert(key.clone()) {
-            return Err(format!("metadata key {key} appears twice"));
-        }
-        metadata.push((key, value));
-    }
-    Ok(metadata)
-}
-
-fn read_alignment(metadata: &[(String, MetaValue)]) -> Result<u64, Fault> {
-    let Some((key, value)) = metadata.iter().find(|(key, _)| key == "general.alignment") else {
-        return Ok(ALIGNMENT_DEFAULT);
-    };
-    match value
-        .as_integer()
-        .and_then(|value| u64::try_from(value).ok())
-    {
-        Some(alignment) if alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX => {
-            Ok(alignment)
-        }
-        _ => Err(format!(
-            "key {key} is {value:?}, a power of two up to {ALIGNMENT_MAX} is needed"
-        )),
-    }
-}
-
-/// A line of the tensor table before its place is checked.
-struct TensorEntry {
-    name: String,
-    dims: Vec<u64>,
-    dtype: DType,
-    offset: u64,
-}
-
-fn read_tensor_entry(reader: &mut Reader<'_>, index: usize) -> Result<TensorEntry, Fault> {
-    let name = reader.name(&format!("the name of tensor {index}"))?;
-    let n_dims = reader.u32(&format!("the number of dimensions of tensor {name}"))?;
-    if !(1..=4).contains(&n_dims) {
-        return Err(format!(
-            "tensor {name} has {n_dims} dimensions, 1 to 4 are allowed"
-        ));
-    }
-    let what = format!("a dimension of tensor {name}");
-    let dims = (0..n_dims)
-        .map(|_| reader.u64(&what))
-        .collect::<Result<Vec<u64>, Fault>>()?;
-    let type_id = reader.u32(&format!("the type of tensor {name}"))?;
-    let dtype = DType::from_gguf_id(type_id).ok_or_else(|| {
-        let known: Vec<String> = DType::ALL
-            .iter()
-            .map(|t| format!("{t} ({})", t.gguf_id()))
-            .collect();
-        format!(
-            "tensor {name} has unsupported type {type_id}; supported: {}",
-            known.join(", ")
-        )
-    })?;
-    let offset = reader.u64(&format!("the offset of tensor {name}"))?;
-    Ok(TensorEntry {
-        name,
-        dims,
-        dtype,
-        offset,
-    })
-}
-
-fn place_tensor(
-    entry: TensorEntry,
-    data_start: u64,
-    alignment: u64,
-    file_len: u64,
-) -> Result<TensorInfo, Fault> {
-    let TensorEntry {
-        name,
-        dims,
-        dtype,
-        offset,
-    } = entry;
-    if dims.contains(&0) {
-        return Err(format!(
-            "tensor {name} has shape {dims:?}: a dimension is 0"
-        ));
-    }
-    let n_elements = dims
-        .iter()
-        .try_fold(1_u64, |product, &dim| product.checked_mul(dim));
-    let n_elements =
-        n_elements.ok_or_else(|| format!("tensor {name} has shape {dims:?}: it overflows"))?;
-    if !dims[0].is_multiple_of(dtype.block_len() as u64) {
-        return Err(format!(
-            "tensor {name} has rows of {} weights, {dtype} needs a multiple of {}",
-            dims[0],
-            dtype.block_len()
-        ));
-    }
-    if !offset.is_multiple_of(alignment) {
-        return Err(format!(
-            "tensor {name} has offset {offset}, a multiple of {alignment} is needed"
-        ));
-    }
-    let range = dtype.bytes_for(n_elements).and_then(|n_bytes| {
-        let start = data_start.checked_add(offset)?;
-        Some(start..start.checked_add(n_bytes)?)
-    });
-    match range {
-        Some(range) if range.end <= file_len => Ok(TensorInfo {
-            name,
-            dtype,
-            dims,
-            file_range: range.start as usize..range.end as usize,
-        }),
-        Some(range) => Err(format!(
-            "tensor {name} ends at byte {}, but the file ends at {file_len}: truncated or corrupt",
-            range.end
-        )),
-        None => Err(format!(
-            "tensor {name} has shape {dims:?} and offset {offset}: its end overflows"
-        )),
+    /// Tells the operating system that a tensor's pages are not needed any more, so that a loader
+    /// which copies weights does not hold the file resident as well. Only a hint: the tensor stays
+    /// readable, its pages come back when touched. Does nothing for an unknown name or for bytes
+    /// in memory.
+    pub fn advise_done(&self, name: &str) {
+        let (Some(info), Bytes::Mapped(map)) = (self.tensor(name), &self.bytes) else {
+            return;
+        };
+        let range = &info.file_range;
+        // SAFETY: this advice is unsafe where it can change what memory holds: on private or
+        // anonymous memory. This map is shared, file-backed and read-only, so a dropped page
+        // comes back from the file with the same bytes and slices into it stay valid. The range
+        // lies inside the map (checked at open; the call checks it again).
+        let advised = unsafe {
+            map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
+        };
+        // A system that refuses the hint costs memory, nothing else.
+        drop(advised);
     }
 }

@@ -10,9 +10,9 @@ const ARRAY_DEPTH_MAX: u32 = 4;
 /// Longest metadata key or tensor name in bytes; the specification says 65535 and 64.
 const NAME_BYTES_MAX: u64 = 65_535;
 
-/// Most elements of an array that is kept as one `MetaValue` each (32 bytes for as little as 1 in
-/// the file), and of an array of strings (24 bytes and an allocation each). Vocabularies in the
-/// wild stay below 300,000.
+/// Most values of one file's arrays that are kept as one `MetaValue` each (32 bytes for as little
+/// as 1 in the file), and most strings (24 bytes and an allocation each). Vocabularies in the wild
+/// stay below 300,000.
 const ARRAY_VALUES_MAX: usize = 1 << 20;
 const ARRAY_STRINGS_MAX: usize = 1 << 22;
 
@@ -23,11 +23,19 @@ pub(super) type Fault = String;
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     pub(super) at: usize,
+    /// What the file's arrays may still hold.
+    values_left: usize,
+    strings_left: usize,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
+        Self {
+            bytes,
+            at: 0,
+            values_left: ARRAY_VALUES_MAX,
+            strings_left: ARRAY_STRINGS_MAX,
+        }
     }
 
     pub(super) fn remaining(&self) -> usize {
@@ -37,7 +45,7 @@ impl<'a> Reader<'a> {
     fn take(&mut self, count: usize, what: &str) -> Result<&'a [u8], Fault> {
         if count > self.remaining() {
             return Err(format!(
-                "truncated: {what} needs {count} bytes at offset {}, the file has {} left",
+                "truncated: {what} needs {count} bytes at offset {}, {} are left",
                 self.at,
                 self.remaining()
             ));
@@ -67,20 +75,43 @@ impl<'a> Reader<'a> {
         let most = (self.remaining() / bytes_each) as u64;
         if count > most {
             return Err(format!(
-                "{what} at offset {at} is {count}, but the rest of the file has room for {most} at most"
+                "{what} at offset {at} is {count}, but what follows has room for {most} at most: truncated or corrupt"
             ));
         }
         Ok(count as usize)
     }
 
-    /// Raw bytes behind a u64 length.
+    /// A count of things that take at least `bytes_each` each, `limit` at most.
+    pub(super) fn count_up_to(
+        &mut self,
+        what: &str,
+        bytes_each: usize,
+        limit: usize,
+    ) -> Result<usize, Fault> {
+        let at = self.at;
+        let count = self.count(what, bytes_each)?;
+        match count <= limit {
+            true => Ok(count),
+            false => Err(format!(
+                "{what} at offset {at} is {count}, at most {limit} are supported"
+            )),
+        }
+    }
+
+    /// UTF-8 behind a u64 length. Other bytes are an error, for values too: a vocabulary piece
+    /// "repaired" with replacement characters would silently change what the model reads. (Byte
+    /// vocabularies are UTF-8 in files: they spell bytes as letters or as `<0x0A>`.)
     pub(super) fn string(&mut self, what: &str) -> Result<String, Fault> {
         let at = self.at;
-        let length = self.count(&format!("the length of {what}"), 1)?;
-        let bytes = self.take(length, what)?;
+        let length = self.u64(what)?;
+        // More than an address space holds is more than is left.
+        let bytes = self.take(usize::try_from(length).unwrap_or(usize::MAX), what)?;
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(text.to_owned()),
-            Err(_) => Err(format!("{what} at offset {at} is not UTF-8")),
+            Err(error) => Err(format!(
+                "{what} at offset {at} is not UTF-8 (byte {} of {length})",
+                error.valid_up_to()
+            )),
         }
     }
 
@@ -155,15 +186,10 @@ impl<'a> Reader<'a> {
             }
         };
         let count = self.count(&format!("the length of array {key}"), bytes_each)?;
-        let most = match kind {
-            4..=6 => usize::MAX, // as large in memory as in the file
-            8 => ARRAY_STRINGS_MAX,
-            _ => ARRAY_VALUES_MAX,
-        };
-        if count > most {
-            return Err(format!(
-                "array {key} has {count} elements, at most {most} are supported"
-            ));
+        match kind {
+            4..=6 => {} // as large in memory as in the file
+            8 => spend(&mut self.strings_left, count, ARRAY_STRINGS_MAX, key)?,
+            _ => spend(&mut self.values_left, count, ARRAY_VALUES_MAX, key)?,
         }
         Ok(match kind {
             4 => MetaValue::U32s(
@@ -192,5 +218,22 @@ impl<'a> Reader<'a> {
                 MetaValue::Array((0..count).map(read).collect::<Result<_, _>>()?)
             }
         })
+    }
+}
+
+/// Takes the elements of an array from what the file's arrays may still hold.
+fn spend(left: &mut usize, count: usize, limit: usize, key: &str) -> Result<(), Fault> {
+    *left = left.checked_sub(count).ok_or_else(|| {
+        format!("array {key} has {count} elements, the arrays of a file may have {limit} of its kind in all")
+    })?;
+    Ok(())
+}
+
+/// A name for an error text: control characters escaped, at most 80 characters of it.
+pub(super) fn shown(name: &str) -> String {
+    const CHARS_SHOWN: usize = 80;
+    match name.char_indices().nth(CHARS_SHOWN) {
+        None => name.escape_debug().to_string(),
+        Some((end, _)) => format!("{}..", name[..end].escape_debug()),
     }
 }
