@@ -194,7 +194,8 @@ fn meta_json(value: &MetaValue) -> Value {
 /// One line of a value.
 fn shown(value: &MetaValue) -> String {
     let text = match meta_json(value) {
-        Value::String(text) => text.escape_debug().to_string(),
+        // One line stays one line, quotes stay readable.
+        Value::String(text) => text.replace('\n', "\\n").replace('\r', "\\r"),
         Value::Object(map) => format!("[{} elements]", map["length"]),
         other => other.to_string(),
     };
