@@ -128,12 +128,6 @@ impl UsageSum {
         self.completion += u64::from(usage.completion_tokens);
     }
 
-    /// (prompt, completion) tokens, for the log.
-    #[must_use]
-    pub fn counts(&self) -> (u64, u64) {
-        (self.prompt, self.completion)
-    }
-
     /// The API's object.
     #[must_use]
     pub fn to_json(&self) -> Value {

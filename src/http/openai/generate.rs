@@ -14,6 +14,7 @@ use super::fields::{Fields, parse_object};
 use super::growing::{ChoicePlan, GrowingAnswer};
 use super::jobs::{Jobs, NewJob, Wait};
 use super::sampling::{CommonOptions, check_context};
+use crate::http::access_log::AccessRecord;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::{Exchange, Stream};
 use crate::http::sse;
@@ -36,6 +37,8 @@ struct Work {
     model: Arc<LoadedModel>,
     answer: GrowingAnswer,
     jobs: Vec<NewJob>,
+    /// Tokens of all prompts, each counted once.
+    prompt_tokens: u64,
     priority: i32,
     stream: bool,
     /// Choices returned per prompt.
@@ -81,6 +84,7 @@ fn prepare_chat(state: &ServerState, body: &[u8]) -> Result<Work, ApiError> {
         echo: None,
     };
     Ok(Work {
+        prompt_tokens: prompt.len() as u64,
         jobs: with_first_id(jobs.collect(), id),
         answer: GrowingAnswer::new(
             meta,
@@ -159,10 +163,11 @@ fn prepare_completions(state: &ServerState, body: &[u8]) -> Result<Work, ApiErro
         &model.meta.fingerprint,
         common.include_usage,
     );
-    let (mut jobs, mut plans) = (Vec::new(), Vec::new());
+    let (mut jobs, mut plans, mut prompt_tokens) = (Vec::new(), Vec::new(), 0);
     for (prompt_idx, prompt) in request.prompts.iter().enumerate() {
         let prompt = completion_prompt(&tokenizer, prompt)?;
         let max_tokens = completion_limit(&model, &request, prompt.len())?;
+        prompt_tokens += prompt.len() as u64;
         let echo = request.echo.then(|| {
             (
                 tokenizer.decode(&prompt, common.skip_special),
@@ -177,6 +182,7 @@ fn prepare_completions(state: &ServerState, body: &[u8]) -> Result<Work, ApiErro
         }
     }
     Ok(Work {
+        prompt_tokens,
         jobs: with_first_id(jobs, id),
         answer: GrowingAnswer::new(
             meta,
@@ -247,6 +253,7 @@ fn run(work: Result<Work, ApiError>, ping: Duration, mut exchange: Exchange) {
     };
     exchange.record.model.clone_from(&work.model.name);
     exchange.record.stream = work.stream;
+    exchange.record.prompt_tokens = work.prompt_tokens;
     let jobs = match Jobs::submit(&work.model, work.jobs, work.priority) {
         Ok(jobs) => jobs,
         Err(error) => return exchange.error(&error),
@@ -267,11 +274,14 @@ fn whole(mut answer: GrowingAnswer, mut jobs: Jobs, n_per_prompt: usize, mut exc
                 hand_in_prompt(&mut answer, &jobs, job_idx);
                 answer.keep(job_idx, update);
             }
-            Wait::Failed(error) => return exchange.error(&error),
+            Wait::Failed(error) => {
+                note_usage(&mut exchange.record, &jobs);
+                return exchange.error(&error);
+            }
             Wait::Silent => {} // cannot be: no deadline was given
         }
     }
-    note_usage(&mut exchange.record, &answer, &jobs);
+    note_usage(&mut exchange.record, &jobs);
     let body = answer.into_body(n_per_prompt);
     exchange.json(&body);
 }
@@ -283,12 +293,9 @@ fn hand_in_prompt(answer: &mut GrowingAnswer, jobs: &Jobs, job_idx: usize) {
     }
 }
 
-fn note_usage(
-    record: &mut crate::http::access_log::AccessRecord,
-    answer: &GrowingAnswer,
-    jobs: &Jobs,
-) {
-    (record.prompt_tokens, record.completion_tokens) = answer.usage().counts();
+/// For the log, also when the answer was cut.
+fn note_usage(record: &mut AccessRecord, jobs: &Jobs) {
+    record.completion_tokens = jobs.n_tokens();
     record.queue = jobs.queue_time();
 }
 
@@ -305,7 +312,7 @@ fn stream(mut answer: GrowingAnswer, mut jobs: Jobs, ping: Duration, mut exchang
         return;
     };
     let end = write_events(&mut stream, &mut answer, &mut jobs, first, ping);
-    note_usage(&mut stream.record, &answer, &jobs);
+    note_usage(&mut stream.record, &jobs);
     match end {
         Ok(()) => stream.finish(),
         Err(StreamEnd::ClientGone) => {}

@@ -105,12 +105,6 @@ impl GrowingAnswer {
         self.jobs.iter().all(|job| job.finish.is_some())
     }
 
-    /// Token counts so far.
-    #[must_use]
-    pub fn usage(&self) -> &UsageSum {
-        &self.usage
-    }
-
     /// Whether the job has an echo to show that waits for its prompt's log-probabilities.
     #[must_use]
     pub fn awaits_prompt(&self, job_idx: usize) -> bool {

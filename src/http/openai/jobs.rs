@@ -48,6 +48,7 @@ pub struct Jobs {
     /// Jobs that have ended; they have nothing more to say.
     ended: Vec<bool>,
     queue_time: Option<Duration>,
+    n_tokens: u64,
 }
 
 impl Jobs {
@@ -66,6 +67,7 @@ impl Jobs {
             ended: vec![false; streams.len()],
             streams,
             queue_time: None,
+            n_tokens: 0,
         })
     }
 
@@ -92,6 +94,12 @@ impl Jobs {
     #[must_use]
     pub fn queue_time(&self) -> Option<Duration> {
         self.queue_time
+    }
+
+    /// Tokens received so far, over all jobs.
+    #[must_use]
+    pub fn n_tokens(&self) -> u64 {
+        self.n_tokens
     }
 
     /// The next thing that any job reports. None = wait as long as it takes.
@@ -123,6 +131,7 @@ impl Jobs {
             StreamEvent::TimedOut => Wait::Silent,
             StreamEvent::Failed(error) => Wait::Failed(error.into()),
             StreamEvent::Chunk(chunk) => {
+                self.n_tokens += u64::from(chunk.token_id.is_some());
                 let (text, logprobs) = (chunk.text, chunk.logprobs);
                 Wait::Update(job_idx, Update::Text { text, logprobs })
             }
