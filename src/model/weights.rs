@@ -46,6 +46,8 @@ pub trait TensorSource {
     fn matrix(&self, name: &str) -> Result<TensorData<'_>, FormatError>;
     /// A tensor as f32 values.
     fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError>;
+    /// The tensor will not be read again soon: its pages need not stay in memory.
+    fn done_with(&self, _name: &str) {}
     /// An error that carries the source's name.
     fn invalid(&self, reason: String) -> FormatError;
 }
@@ -62,6 +64,9 @@ impl TensorSource for Gguf {
     }
     fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError> {
         Gguf::vector(self, name)
+    }
+    fn done_with(&self, name: &str) {
+        self.advise_done(name);
     }
     fn invalid(&self, reason: String) -> FormatError {
         Gguf::invalid(self, reason)
@@ -308,6 +313,7 @@ impl Loader<'_> {
     fn matrix(&mut self, name: &str) -> Result<MatrixId, ModelError> {
         let tensor = self.source.matrix(name)?;
         let id = self.backend.load_matrix(&tensor)?;
+        self.source.done_with(name);
         self.advance(tensor.bytes.len() as u64);
         Ok(id)
     }
