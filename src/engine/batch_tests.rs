@@ -45,7 +45,8 @@ fn planned(candidates: &[Candidate], supply: &Supply) -> Result<Vec<(usize, u32)
 
 #[test]
 fn rows_go_to_single_rows_first_and_then_in_order_of_arrival() {
-    let cases: &[(&[u32], &[(usize, u32)])] = &[
+    type Case = (&'static [u32], &'static [(usize, u32)]);
+    let cases: &[Case] = &[
         (&[], &[]),
         (&[1, 1, 1], &[(0, 1), (1, 1), (2, 1)]),
         (&[100], &[(0, 32)]),

@@ -15,6 +15,13 @@ fn ask(params: &SamplingParams) -> Ask<'_> {
     }
 }
 
+type Change = fn(&mut SamplingParams);
+
+fn changed(mut params: SamplingParams, change: Change) -> SamplingParams {
+    change(&mut params);
+    params
+}
+
 fn choose(logits: &[f32], ask: &Ask<'_>) -> TokenId {
     let choice = Sampler::default().choose(logits, ask);
     choice.expect("finite logits").token
@@ -23,103 +30,38 @@ fn choose(logits: &[f32], ask: &Ask<'_>) -> TokenId {
 #[test]
 fn greedy_follows_bias_penalties_and_bans() {
     let logits = [1.0, 3.0, 2.5, -1.0, 3.0];
-    let greedy = SamplingParams::greedy;
     let tokens = [2, 1, 1, 4];
-    let cases: &[(SamplingParams, TokenId)] = &[
-        (greedy(), 1),
-        (
-            SamplingParams {
-                logit_bias: vec![(3, 5.0)],
-                ..greedy()
-            },
-            3,
-        ),
-        (
-            SamplingParams {
-                logit_bias: vec![(1, -100.0)],
-                ..greedy()
-            },
-            4,
-        ),
-        (
-            SamplingParams {
-                logit_bias: vec![(99, 100.0)],
-                ..greedy()
-            },
-            1,
-        ),
+    let cases: &[(Change, TokenId)] = &[
+        (|_| {}, 1),
+        (|p| p.logit_bias = vec![(3, 5.0)], 3),
+        (|p| p.logit_bias = vec![(1, -100.0)], 4),
+        (|p| p.logit_bias = vec![(99, 100.0)], 1),
         // Token 2 is prompt, 1 1 4 are generated: 3 - 2 * 0.3 against 3 - 0.3.
-        (
-            SamplingParams {
-                frequency_penalty: 0.3,
-                ..greedy()
-            },
-            4,
-        ),
-        (
-            SamplingParams {
-                presence_penalty: 0.6,
-                ..greedy()
-            },
-            2,
-        ),
-        (
-            SamplingParams {
-                presence_penalty: -1.0,
-                ..greedy()
-            },
-            1,
-        ),
-        // All of 1, 2, 4 are halved; with a window of one token only 4 is.
-        (
-            SamplingParams {
-                repetition_penalty: 2.0,
-                ..greedy()
-            },
-            1,
-        ),
-        (
-            SamplingParams {
-                repetition_penalty: 4.0,
-                ..greedy()
-            },
-            0,
-        ),
-        (
-            SamplingParams {
-                repetition_penalty: 2.0,
-                repeat_last_n: 3,
-                ..greedy()
-            },
-            2,
-        ),
-        (
-            SamplingParams {
-                repetition_penalty: 2.0,
-                repeat_last_n: 0,
-                ..greedy()
-            },
-            1,
-        ),
+        (|p| p.frequency_penalty = 0.3, 4),
+        (|p| p.presence_penalty = 0.6, 2),
+        (|p| p.presence_penalty = -1.0, 1),
+        // All of 1, 2, 4 are halved; a window of three tokens leaves 2 alone.
+        (|p| p.repetition_penalty = 2.0, 1),
+        (|p| p.repetition_penalty = 4.0, 0),
+        (|p| (p.repetition_penalty, p.repeat_last_n) = (2.0, 3), 2),
+        (|p| (p.repetition_penalty, p.repeat_last_n) = (2.0, 0), 1),
     ];
-    for (params, token) in cases {
+    for (change, token) in cases {
+        let params = changed(SamplingParams::greedy(), *change);
         let ask = Ask {
             tokens: &tokens,
-            ..ask(params)
+            ..ask(&params)
         };
         assert_eq!(choose(&logits, &ask), *token, "{params:?}");
     }
-    let params = greedy();
+    let params = SamplingParams::greedy();
     let banned = Ask {
         forbidden: [&[1, 4], &[2, 1000]],
         ..ask(&params)
     };
     assert_eq!(choose(&logits, &banned), 0);
     // A negative logit gets more negative.
-    let repeated = SamplingParams {
-        repetition_penalty: 2.0,
-        ..greedy()
-    };
+    let repeated = changed(SamplingParams::greedy(), |p| p.repetition_penalty = 2.0);
     let ask = Ask {
         tokens: &[1],
         ..ask(&repeated)
@@ -197,72 +139,29 @@ fn draws_have_the_distribution_they_should() {
         .iter()
         .map(|p| p.ln())
         .collect();
-    let none = SamplingParams::default;
-    let squares: f64 = [8.0_f64, 1.0, 4.0, 2.0, 1.0].iter().map(|p| p * p).sum();
-    let cases: Vec<(SamplingParams, Vec<f64>)> = vec![
+    // Probabilities in proportion to these; zeros are cut.
+    let cases: &[(Change, [f64; 5])] = &[
+        (|_| {}, [8.0, 1.0, 4.0, 2.0, 1.0]),
+        (|p| p.temperature = 0.5, [64.0, 1.0, 16.0, 4.0, 1.0]),
+        (|p| p.top_k = 2, [8.0, 0.0, 4.0, 0.0, 0.0]),
+        // 8/16 + 4/16 = 0.75: slightly less keeps two tokens, slightly more takes the third.
+        (|p| p.top_p = 0.74, [8.0, 0.0, 4.0, 0.0, 0.0]),
+        (|p| p.top_p = 0.76, [8.0, 0.0, 4.0, 2.0, 0.0]),
+        // After top-k 3 the first holds 8/14 = 0.571.
         (
-            none(),
-            vec![8.0 / 16.0, 1.0 / 16.0, 4.0 / 16.0, 2.0 / 16.0, 1.0 / 16.0],
+            |p| (p.top_k, p.top_p) = (3, 0.57),
+            [8.0, 0.0, 0.0, 0.0, 0.0],
         ),
+        (|p| p.min_p = 0.2, [8.0, 0.0, 4.0, 2.0, 0.0]),
         (
-            SamplingParams {
-                temperature: 0.5,
-                ..none()
-            },
-            vec![
-                64.0 / squares,
-                1.0 / squares,
-                16.0 / squares,
-                4.0 / squares,
-                1.0 / squares,
-            ],
-        ),
-        (
-            SamplingParams { top_k: 2, ..none() },
-            vec![8.0 / 12.0, 0.0, 4.0 / 12.0, 0.0, 0.0],
-        ),
-        // 8/16 + 4/16 = 0.75 reaches 0.75; slightly more takes the third.
-        (
-            SamplingParams {
-                top_p: 0.74,
-                ..none()
-            },
-            vec![8.0 / 12.0, 0.0, 4.0 / 12.0, 0.0, 0.0],
-        ),
-        (
-            SamplingParams {
-                top_p: 0.76,
-                ..none()
-            },
-            vec![8.0 / 14.0, 0.0, 4.0 / 14.0, 2.0 / 14.0, 0.0],
-        ),
-        // After top-k 3 the first holds 8/14 = 0.57.
-        (
-            SamplingParams {
-                top_k: 3,
-                top_p: 0.57,
-                ..none()
-            },
-            vec![1.0, 0.0, 0.0, 0.0, 0.0],
-        ),
-        (
-            SamplingParams {
-                min_p: 0.2,
-                ..none()
-            },
-            vec![8.0 / 14.0, 0.0, 4.0 / 14.0, 2.0 / 14.0, 0.0],
-        ),
-        (
-            SamplingParams {
-                logit_bias: vec![(0, -1e9)],
-                top_k: 3,
-                ..none()
-            },
-            vec![0.0, 1.0 / 7.0, 4.0 / 7.0, 2.0 / 7.0, 0.0],
+            |p| (p.logit_bias, p.top_k) = (vec![(0, -1e9)], 2),
+            [0.0, 0.0, 4.0, 2.0, 0.0],
         ),
     ];
-    for (params, expected) in cases {
-        let chi_square = chi_square(&logits, &params, &expected);
+    for (change, shares) in cases {
+        let params = changed(SamplingParams::default(), *change);
+        let total: f64 = shares.iter().sum();
+        let chi_square = chi_square(&logits, &params, &shares.map(|share| share / total));
         // 99.9 % of a chi-square with 4 degrees of freedom.
         assert!(chi_square < 18.5, "{chi_square} {params:?}");
     }
