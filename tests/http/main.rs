@@ -5,6 +5,7 @@
 
 mod client;
 mod fake;
+mod real_engine;
 mod shapes;
 mod streams;
 
