@@ -130,7 +130,7 @@ fn score(runtime: &NativeRuntime, text: &str, window: u32) -> Result<Report, Err
             scored.push(ScoredToken {
                 position: range.start + index + 1,
                 token: entry.token,
-                text: tokenizer.decode(&[entry.token], false),
+                text: String::from_utf8_lossy(tokenizer.token_bytes(entry.token)).into_owned(),
                 logprob: entry.logprob,
             });
         }

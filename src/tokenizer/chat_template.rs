@@ -7,12 +7,11 @@
 //!
 //! Differences from Jinja2 in Python that are evened out: blocks trim their line as model makers
 //! expect (`trim_blocks`, `lstrip_blocks`), Python's methods on strings, lists and dicts exist,
-//! `None`/`True`/`False` print as Python prints them, `tojson` writes what `json.dumps` writes, and
-//! the `{% generation %}` marks of training code are ignored.
+//! `tojson` writes what `json.dumps` writes, and the `{% generation %}` marks of training code are
+//! ignored.
 
 use super::template_functions::{self, Raised};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, Value};
 use std::error::Error as _;
 
@@ -64,10 +63,6 @@ impl ChatTemplate {
             .map_err(|error| described(&error))?;
         environment.set_syntax(syntax);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_formatter(|out, state, value| match python_constant(value) {
-            Some(text) => out.write_str(text).map_err(Error::from),
-            None => minijinja::escape_formatter(out, state, value),
-        });
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION_MAX);
         template_functions::install(&mut environment);
@@ -126,16 +121,6 @@ impl ChatTemplate {
     }
 }
 
-/// What Python prints for its constants; None for all other values.
-fn python_constant(value: &Value) -> Option<&'static str> {
-    match value.kind() {
-        ValueKind::None => Some("None"),
-        ValueKind::Bool if value.is_true() => Some("True"),
-        ValueKind::Bool => Some("False"),
-        _ => None,
-    }
-}
-
 /// JSON as a template value; the nesting is bounded by the JSON reader.
 fn value(json: &serde_json::Value) -> Value {
     match json {
@@ -176,23 +161,82 @@ fn described(error: &Error) -> TemplateError {
 }
 
 /// Replaces `{% generation %}` and `{% endgeneration %}` (marks for training) by an `if true`
-/// block, which keeps lines and whitespace control as they are.
+/// block, which keeps lines and whitespace control as they are. Comments, texts in quotes and
+/// `raw` blocks stay untouched.
 fn without_generation_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else {
-            break;
+    while let Some((start, kind)) = next_opening(rest) {
+        out.push_str(&rest[..start]);
+        rest = &rest[start..];
+        let length = match kind {
+            b'#' => rest.find("#}").map(|end| end + 2),
+            b'{' => tag_length(rest, "}}"),
+            _ => tag_length(rest, "%}"),
         };
-        let (before, tag) = rest[..start + length].split_at(start + 2);
-        out.push_str(before);
-        match tag.trim_matches(['-', '+', ' ', '\t', '\r', '\n']) {
-            "generation" => out.push_str(&tag.replace("generation", "if true")),
-            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+        let Some(length) = length else { break };
+        let (tag, behind) = rest.split_at(length);
+        rest = behind;
+        match tag_name(tag) {
+            "generation" if kind == b'%' => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" if kind == b'%' => {
+                out.push_str(&tag.replace("endgeneration", "endif"));
+            }
+            "raw" if kind == b'%' => {
+                let (raw, behind) = rest.split_at(raw_length(rest));
+                out.push_str(tag);
+                out.push_str(raw);
+                rest = behind;
+            }
             _ => out.push_str(tag),
         }
-        rest = &rest[start + length..];
     }
     out.push_str(rest);
     out
+}
+
+/// Where the next tag, expression or comment begins, and its second character.
+fn next_opening(source: &str) -> Option<(usize, u8)> {
+    let bytes = source.as_bytes();
+    let mut braces = source.match_indices('{');
+    braces.find_map(|(start, _)| match bytes.get(start + 1) {
+        Some(&kind @ (b'%' | b'{' | b'#')) => Some((start, kind)),
+        _ => None,
+    })
+}
+
+/// Bytes up to and with `end`, which does not count inside quotes.
+fn tag_length(tag: &str, end: &str) -> Option<usize> {
+    let mut quote = None;
+    let mut is_escaped = false;
+    for (index, byte) in tag.bytes().enumerate().skip(2) {
+        match quote {
+            Some(_) if is_escaped => is_escaped = false,
+            Some(_) if byte == b'\\' => is_escaped = true,
+            Some(open) if byte == open => quote = None,
+            Some(_) => {}
+            None if byte == b'"' || byte == b'\'' => quote = Some(byte),
+            None if tag.as_bytes()[index..].starts_with(end.as_bytes()) => {
+                return Some(index + end.len());
+            }
+            None => {}
+        }
+    }
+    None
+}
+
+/// What stands between `{%` and `%}`, without whitespace control.
+fn tag_name(tag: &str) -> &str {
+    let inside = tag.get(2..tag.len().saturating_sub(2)).unwrap_or_default();
+    inside.trim_matches(['-', '+', ' ', '\t', '\r', '\n'])
+}
+
+/// Bytes before the next `{% endraw %}`; all when there is none.
+fn raw_length(source: &str) -> usize {
+    let mut tags = source.match_indices("{%");
+    let end = tags.find(|&(start, _)| {
+        let length = source[start..].find("%}").map_or(0, |end| end + 2);
+        tag_name(&source[start..start + length]) == "endraw"
+    });
+    end.map_or(source.len(), |(start, _)| start)
 }

@@ -4,12 +4,13 @@
 //! workers encode and decode; the engine sees ids only). Reading order: this file, `vocabulary`,
 //! `special` (special tokens in text), `bpe` with `pretokenizers` (byte-level vocabularies), `spm`
 //! (SentencePiece vocabularies), `from_gguf` (reading the metadata), `text_stream` (incremental
-//! detokenizer with stop strings), `chat_template`.
+//! detokenizer with stop strings), `chat_template`, `chat_prompt` (messages to tokens).
 //!
 //! Invariants: `encode` and `decode` never fail and never panic, whatever the text or the ids; a
 //! text encoded without `parse_special` never contains a control token beside BOS and EOS.
 
 mod bpe;
+mod chat_prompt;
 pub mod chat_template;
 mod from_gguf;
 mod pretokenizers;
@@ -22,8 +23,10 @@ mod vocabulary;
 use crate::format::{FormatError, Gguf};
 use crate::request::TokenId;
 use special::{Fragment, SpecialTokens};
+use std::ops::Range;
 use vocabulary::{TokenKind, Vocabulary};
 
+pub use chat_prompt::ChatPrompt;
 pub use chat_template::{ChatTemplate, TemplateError};
 pub use text_stream::{TextStep, TextStream};
 
@@ -98,8 +101,11 @@ impl Tokenizer {
         ends: SequenceRules,
         end_tokens: Vec<TokenId>,
     ) -> Self {
+        // SentencePiece finds user-defined tokens itself: they are part of the text around them.
+        let finds_its_own = matches!(model, Model::SentencePiece(_));
+        let wanted = |kind| !(finds_its_own && kind == TokenKind::UserDefined);
         Self {
-            special: SpecialTokens::new(&vocabulary),
+            special: SpecialTokens::new(&vocabulary, wanted),
             vocabulary,
             model,
             ends,
@@ -110,6 +116,17 @@ impl Tokenizer {
     /// Text to tokens.
     #[must_use]
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
+        self.encode_around(text, options, &[])
+    }
+
+    /// The same, but no control token is recognised where it would touch one of the `plain` byte
+    /// ranges (ascending, not overlapping).
+    fn encode_around(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+        plain: &[Range<usize>],
+    ) -> Vec<TokenId> {
         let mut tokens = Vec::with_capacity(text.len() / 3 + 2);
         if let Some(bos) = self.ends.bos
             && self.ends.add_bos
@@ -118,7 +135,7 @@ impl Tokenizer {
             tokens.push(bos);
         }
         let n_bos = tokens.len();
-        for fragment in self.special.split(text, options.parse_special) {
+        for fragment in self.special.split(text, options.parse_special, plain) {
             match fragment {
                 Fragment::Token(token) => tokens.push(token),
                 Fragment::Text(text) => self.encode_plain(text, &mut tokens),
@@ -147,16 +164,25 @@ impl Tokenizer {
     }
 
     /// Tokens to text; incomplete UTF-8 becomes U+FFFD; control tokens are left out when `skip_special`.
-    /// The texts of the tokens are only joined: a space that the encoder put before the first word stays.
+    /// The space that a SentencePiece encoder puts before a text is taken away again, so this is for
+    /// whole texts; for a piece of one join `token_bytes` or use a `TextStream`.
     #[must_use]
     pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
-        let mut bytes = Vec::with_capacity(tokens.len() * 4);
+        let mut added_space = match &self.model {
+            Model::SentencePiece(bpe) if bpe.adds_space_prefix() => &b" "[..],
+            _ => &[],
+        };
+        let mut text = Vec::with_capacity(tokens.len() * 4);
         for &token in tokens {
-            if !(skip_special && self.is_control(token)) {
-                bytes.extend_from_slice(self.token_bytes(token));
+            let bytes = self.token_bytes(token);
+            if !self.is_control(token) {
+                text.extend_from_slice(bytes.strip_prefix(added_space).unwrap_or(bytes));
+                added_space = &[];
+            } else if !skip_special {
+                text.extend_from_slice(bytes);
             }
         }
-        String::from_utf8_lossy(&bytes).into_owned()
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// The bytes a token stands for in running text (special tokens: their name).

@@ -6,8 +6,10 @@
 //! vocabularies rank the *merged* text by a score and allow every way of splitting it. Listing all
 //! pairs would cost several table entries per token and most of the load time; the merger below is
 //! shorter than that conversion. Spaces are kept as spaces here: the vocabulary's U+2581 was
-//! turned into a space when it was read.
+//! turned into a space when it was read. User-defined tokens are found first and never merged with
+//! their neighbours.
 
+use super::special::SpecialTokens;
 use super::vocabulary::{TokenKind, Vocabulary};
 use crate::request::TokenId;
 use std::cmp::Ordering;
@@ -25,6 +27,7 @@ pub(crate) struct ScoreBpe {
     /// The token of each byte, (256).
     byte_tokens: Vec<Option<TokenId>>,
     unknown: Option<TokenId>,
+    user_defined: SpecialTokens,
     /// A space is put before each plain piece, so that its first word looks like one in a sentence.
     add_space_prefix: bool,
 }
@@ -37,6 +40,8 @@ struct Symbol {
     end: usize,
     previous: Option<usize>,
     next: Option<usize>,
+    /// A user-defined token, which is not merged.
+    is_fixed: bool,
 }
 
 /// A possible merge; the greatest is the next to be done.
@@ -98,8 +103,14 @@ impl ScoreBpe {
             scores,
             byte_tokens,
             unknown,
+            user_defined: SpecialTokens::new(vocabulary, |kind| kind == TokenKind::UserDefined),
             add_space_prefix,
         }
+    }
+
+    /// Whether the encoder puts a space before a text.
+    pub(crate) fn adds_space_prefix(&self) -> bool {
+        self.add_space_prefix
     }
 
     /// Appends the tokens of a plain text.
@@ -136,20 +147,38 @@ impl ScoreBpe {
         }
     }
 
-    /// The list of symbols after all merges; it begins at index 0.
-    fn merge(&self, text: &str) -> Vec<Symbol> {
+    /// The list of symbols before any merge: characters and user-defined tokens.
+    fn symbols(&self, text: &str) -> Vec<Symbol> {
         let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
-        for (index, (start, character)) in text.char_indices().enumerate() {
+        let mut push = |n_bytes: usize, is_fixed: bool| {
+            let index = symbols.len();
+            let start = symbols.last().map_or(0, |last| last.end);
             symbols.push(Symbol {
                 start,
-                end: start + character.len_utf8(),
+                end: start + n_bytes,
                 previous: index.checked_sub(1),
                 next: Some(index + 1),
+                is_fixed,
             });
+        };
+        let mut done = 0;
+        for (_, name) in self.user_defined.user_defined(text) {
+            let between = text[done..name.start].chars();
+            between.for_each(|character| push(character.len_utf8(), false));
+            push(name.len(), true);
+            done = name.end;
         }
+        let rest = text[done..].chars();
+        rest.for_each(|character| push(character.len_utf8(), false));
         if let Some(last) = symbols.last_mut() {
             last.next = None;
         }
+        symbols
+    }
+
+    /// The list of symbols after all merges; it begins at index 0.
+    fn merge(&self, text: &str) -> Vec<Symbol> {
+        let mut symbols = self.symbols(text);
         let mut queue = BinaryHeap::new();
         for left in 0..symbols.len() {
             queue.extend(self.candidate(text, &symbols, Some(left)));
@@ -184,6 +213,9 @@ impl ScoreBpe {
     fn candidate(&self, text: &str, symbols: &[Symbol], left: Option<usize>) -> Option<Candidate> {
         let left = left?;
         let right = symbols[left].next?;
+        if symbols[left].is_fixed || symbols[right].is_fixed {
+            return None;
+        }
         let union = &text.as_bytes()[symbols[left].start..symbols[right].end];
         let &token = self.tokens.get(union)?;
         Some(Candidate {

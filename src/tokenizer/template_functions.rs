@@ -43,31 +43,59 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// `json.dumps(value, ensure_ascii=False, indent=indent)`: HTML is not escaped.
+/// How Python's `json.dumps` is asked to write.
+struct JsonStyle {
+    indent: Option<usize>,
+    ensure_ascii: bool,
+    sort_keys: bool,
+    between_items: String,
+    behind_key: String,
+}
+
+/// `json.dumps` with `ensure_ascii=False` unless told otherwise: HTML is not escaped.
 fn to_json(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
         None => options.get::<Option<usize>>("indent")?,
     };
-    // Python's other options that templates pass; the output is what they ask for already.
-    for name in ["ensure_ascii", "sort_keys", "separators"] {
-        let _ = options.get::<Option<Value>>(name)?;
+    let flag = |name| {
+        options
+            .get::<Option<bool>>(name)
+            .map(|flag| flag == Some(true))
+    };
+    let (between_items, behind_key) = match options.get::<Option<Vec<String>>>("separators")? {
+        Some(given) => <[String; 2]>::try_from(given).map(|[items, key]| (items, key)),
+        None => Ok((
+            if indent.is_some() { "," } else { ", " }.into(),
+            ": ".into(),
+        )),
     }
+    .map_err(|_| json_fault("separators must be two strings"))?;
+    let style = JsonStyle {
+        indent,
+        ensure_ascii: flag("ensure_ascii")?,
+        sort_keys: flag("sort_keys")?,
+        between_items,
+        behind_key,
+    };
     options.assert_all_used()?;
     let mut json = String::new();
-    write_json(&mut json, value, indent, 0)?;
+    write_json(&mut json, value, &style, 0)?;
     Ok(Value::from(json))
+}
+
+fn json_fault(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, format!("tojson: {what}"))
 }
 
 fn write_json(
     out: &mut String,
     value: &Value,
-    indent: Option<usize>,
+    style: &JsonStyle,
     depth: usize,
 ) -> Result<(), Error> {
-    let fault = |what: &str| Error::new(ErrorKind::InvalidOperation, format!("tojson: {what}"));
     if depth > JSON_DEPTH_MAX {
-        return Err(fault("the value is nested too deep"));
+        return Err(json_fault("the value is nested too deep"));
     }
     match value.kind() {
         ValueKind::None => out.push_str("null"),
@@ -75,41 +103,58 @@ fn write_json(
         ValueKind::Number => {
             let _ = write!(out, "{value}"); // Writing to a String cannot fail.
         }
-        ValueKind::String => {
-            let text = value.as_str().unwrap_or_default();
-            out.push_str(&serde_json::Value::from(text).to_string());
-        }
+        ValueKind::String => write_text(out, value.as_str().unwrap_or_default(), style),
         ValueKind::Seq | ValueKind::Iterable => {
             let items = value.try_iter()?;
-            write_items(out, "[]", items, indent, depth, |out, item| {
-                write_json(out, &item, indent, depth + 1)
+            write_items(out, "[]", items, style, depth, |out, item| {
+                write_json(out, &item, style, depth + 1)
             })?;
         }
         ValueKind::Map => {
-            let keys = value.try_iter()?;
-            write_items(out, "{}", keys, indent, depth, |out, key| {
-                out.push_str(&serde_json::Value::from(key.to_string()).to_string());
-                out.push_str(": ");
-                write_json(out, &value.get_item(&key)?, indent, depth + 1)
+            let mut keys: Vec<Value> = value.try_iter()?.collect();
+            if style.sort_keys {
+                keys.sort_by_cached_key(Value::to_string);
+            }
+            write_items(out, "{}", keys.into_iter(), style, depth, |out, key| {
+                write_text(out, &key.to_string(), style);
+                out.push_str(&style.behind_key);
+                write_json(out, &value.get_item(&key)?, style, depth + 1)
             })?;
         }
-        ValueKind::Undefined => return Err(fault("the value is undefined")),
-        other => return Err(fault(&format!("a {other} cannot be written"))),
+        ValueKind::Undefined => return Err(json_fault("the value is undefined")),
+        other => return Err(json_fault(&format!("a {other} cannot be written"))),
     }
     Ok(())
+}
+
+fn write_text(out: &mut String, text: &str, style: &JsonStyle) {
+    let quoted = serde_json::Value::from(text).to_string();
+    if !style.ensure_ascii {
+        out.push_str(&quoted);
+        return;
+    }
+    for character in quoted.chars() {
+        if character.is_ascii() {
+            out.push(character);
+            continue;
+        }
+        for unit in character.encode_utf16(&mut [0; 2]) {
+            let _ = write!(out, "\\u{unit:04x}"); // Writing to a String cannot fail.
+        }
+    }
 }
 
 fn write_items(
     out: &mut String,
     brackets: &str,
     items: impl Iterator<Item = Value>,
-    indent: Option<usize>,
+    style: &JsonStyle,
     depth: usize,
     mut write: impl FnMut(&mut String, Value) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let (open, close) = brackets.split_at(1);
     let new_line = |out: &mut String, depth: usize| {
-        if let Some(indent) = indent {
+        if let Some(indent) = style.indent {
             out.push('\n');
             out.extend(std::iter::repeat_n(' ', indent.min(16) * depth));
         }
@@ -118,7 +163,7 @@ fn write_items(
     let mut is_empty = true;
     for item in items {
         if !is_empty {
-            out.push_str(if indent.is_some() { "," } else { ", " });
+            out.push_str(&style.between_items);
         }
         is_empty = false;
         new_line(out, depth + 1);
@@ -261,18 +306,30 @@ mod tests {
             ("empty", Value::from(Vec::<Value>::new())),
             ("number", Value::from(1.5)),
         ]);
-        let mut flat = String::new();
-        write_json(&mut flat, &value, None, 0).expect("plain values");
+        let write = |value: &Value, options: &[(&str, Value)]| {
+            let options: Kwargs = options.iter().cloned().collect();
+            let written = to_json(value, None, options).expect("plain values");
+            written.to_string()
+        };
         assert_eq!(
-            flat,
+            write(&value, &[]),
             r#"{"name": "<é>\"\n", "list": [1, true, null], "empty": [], "number": 1.5}"#
         );
-        let mut pretty = String::new();
-        let short = Value::from_pairs([("a", Value::from(vec![1, 2])), ("b", Value::from("c"))]);
-        write_json(&mut pretty, &short, Some(4), 0).expect("plain values");
+        let short = Value::from_pairs([("b", Value::from(vec![1, 2])), ("a", Value::from("é🙂"))]);
         assert_eq!(
-            pretty,
-            "{\n    \"a\": [\n        1,\n        2\n    ],\n    \"b\": \"c\"\n}"
+            write(&short, &[("indent", Value::from(4))]),
+            "{\n    \"b\": [\n        1,\n        2\n    ],\n    \"a\": \"é🙂\"\n}"
         );
+        let compact = [
+            ("sort_keys", Value::from(true)),
+            ("ensure_ascii", Value::from(true)),
+            ("separators", Value::from(vec![",", ":"])),
+        ];
+        assert_eq!(
+            write(&short, &compact),
+            r#"{"a":"\u00e9\ud83d\ude42","b":[1,2]}"#
+        );
+        let options = Kwargs::from_iter([("separators", Value::from(vec![","]))]);
+        assert!(to_json(&short, None, options).is_err());
     }
 }

@@ -129,7 +129,8 @@ fn chat_prompt(
             format!("model '{}' has no usable chat template: {why}", model.name),
         )
     })?;
-    let mut text = template.render(&request.template).map_err(|error| {
+    let rendered = tokenizer.render_chat(template, &request.template);
+    let mut prompt = rendered.map_err(|error| {
         ApiError::param(
             ErrorCode::TemplateError,
             "messages",
@@ -137,9 +138,10 @@ fn chat_prompt(
         )
     })?;
     if let Some(continued) = &request.continued {
-        text = chat::cut_behind(&text, continued)?;
+        let kept = chat::cut_behind(prompt.text(), continued)?;
+        prompt.truncate(kept.len());
     }
-    non_empty(tokenizer.encode(&text, ENCODE), "messages")
+    non_empty(tokenizer.encode_prompt(&prompt), "messages")
 }
 
 fn non_empty(tokens: Vec<TokenId>, param: &str) -> Result<Arc<[TokenId]>, ApiError> {
