@@ -3,7 +3,9 @@
 //! Compiled once per load, immutable, shared by all HTTP workers. Templates come with model
 //! files, so they are not trusted: work and memory of a rendering are bounded by fuel, nesting by
 //! a recursion limit, and every failure is a `TemplateError` with a line or the template's own
-//! message. What is not here: roles and content parts (the HTTP side flattens them), tokens.
+//! message. Known gap: minijinja joins lists with `+` lazily and does not count what comes of it, so
+//! a template that doubles a list dozens of times escapes the bound; no request can cause that,
+//! only a file whose template is written for it. What is not here: roles and content parts (the HTTP side flattens them), tokens.
 //!
 //! Differences from Jinja2 in Python that are evened out: blocks trim their line as model makers
 //! expect (`trim_blocks`, `lstrip_blocks`), Python's methods on strings, lists and dicts exist,

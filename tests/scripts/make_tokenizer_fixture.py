@@ -415,7 +415,7 @@ METHODS = r"""{% set text = messages[0].content %}
 {{ none }} {{ true }} {{ false }} {{ [1, 'a', none, true] }} {{ {'a': 1.0, 'b': false} }}
 {{ {'b': [1, {'z': 1, 'y': 2}], 'a': 'é<&>\\"'} | tojson }} {{ {'b': 1, 'a': [2, 3]} | tojson(sort_keys=true, separators=(',', ':')) }}
 {{ {'b': 1, 'a': {'d': 4, 'c': [3]}} | tojson(indent=2, sort_keys=true) }}
-{{ 'é' | tojson(ensure_ascii=true) }} {{ 7 // 2 }} {{ 7 / 2 }} {{ 2 ** 5 }} {{ '%s-%d' % ('a', 3) }} {{ 'ab' * 2 }}
+{{ 'é' | tojson(ensure_ascii=true) }} {{ 7 // 2 }} {{ 7 / 2 }} {{ 2 ** 5 }} {{ '%s-%d' | format('a', 3) }} {{ 'ab' * 2 }}
 {{ text | trim | length }} {{ messages | length }} {{ messages | map(attribute='role') | join(' ') }}
 {{ (messages | selectattr('role', 'equalto', 'user') | list | first).content[1:4] }}{{ 'abc'[::-1] }}
 {%- macro twice(x, y='!') %}{{ x }}{{ x }}{{ y }}{% endmacro %}
