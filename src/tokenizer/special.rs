@@ -197,7 +197,7 @@ mod tests {
         ]);
         let text = "<a>::<a><b>";
         assert_eq!(special.control_names(text), [0..3, 5..11]);
-        let all_plain = special.split(text, true, &[0..11]);
+        let all_plain = special.split(text, true, &[0..4, 4..11]);
         assert_eq!(all_plain[1], Fragment::Token(2));
         assert_eq!(
             (all_plain[0], all_plain[2]),
