@@ -298,6 +298,8 @@ struct Shape {
     dtype: DType,
     /// Of v and down, like files that mix types.
     other_dtype: DType,
+    /// Of gate, up and the head; None: `dtype`.
+    wide_dtype: Option<DType>,
     window: u32,
     rope: Option<RopePairs>,
     /// Biases, head norms and post norms.
@@ -315,6 +317,7 @@ const SMOL: Shape = Shape {
     vocab_size: 77,
     dtype: DType::Q4_1,
     other_dtype: DType::Q8_0,
+    wide_dtype: None,
     window: 0,
     rope: Some(RopePairs::Interleaved),
     extras: false,
@@ -360,11 +363,12 @@ impl<B: Backend> Rig<B> {
         let blocks = (0..N_LAYERS)
             .map(|layer| block(b, &shape, layer, rope))
             .collect();
+        let wide_dtype = shape.wide_dtype.unwrap_or(shape.dtype);
         let logits = LogitsOp {
             norm: load_vector(b, shape.d_model, 1.0, 2),
             epsilon: 1e-5,
             output: Linear {
-                weight: load(b, shape.dtype, shape.vocab_size, shape.d_model, 3),
+                weight: load(b, wide_dtype, shape.vocab_size, shape.d_model, 3),
                 bias: None,
             },
         };
@@ -463,6 +467,7 @@ fn block(b: &mut dyn Backend, shape: &Shape, layer: u32, rope: Option<RopeId>) -
             .extras
             .then(|| load_vector(b, shape.d_model, 0.5, seed))
     };
+    let wide_dtype = shape.wide_dtype.unwrap_or(shape.dtype);
     let kv = KvPlace {
         first_group: 0,
         groups_per_iteration: u32::from(shape.loops > 1),
@@ -494,8 +499,8 @@ fn block(b: &mut dyn Backend, shape: &Shape, layer: u32, rope: Option<RopeId>) -
         feed_forward: FeedForwardOp {
             norm: load_vector(b, shape.d_model, 1.0, seed + 8),
             epsilon: 1e-5,
-            gate: linear(b, shape.dtype, shape.d_ff, shape.d_model, seed + 9),
-            up: linear(b, shape.dtype, shape.d_ff, shape.d_model, seed + 10),
+            gate: linear(b, wide_dtype, shape.d_ff, shape.d_model, seed + 9),
+            up: linear(b, wide_dtype, shape.d_ff, shape.d_model, seed + 10),
             down: linear(b, shape.other_dtype, shape.d_model, shape.d_ff, seed + 11),
             post_norm: post_norm(b, seed + 12),
         },
@@ -520,7 +525,9 @@ fn check_against_reference(what: &str, shape: Shape, n_tokens: usize) {
     };
     let mut reference = Rig::new(ReferenceBackend::new(), shape);
     let wanted = run(&mut |spans| reference.run(spans));
-    let floats = shape.dtype.block_len() == 1 && shape.other_dtype.block_len() == 1;
+    // Around attention inputs are quantized twice, which is as good as f32.
+    let wide_dtype = shape.wide_dtype.unwrap_or(shape.dtype);
+    let floats = wide_dtype.block_len() == 1 && shape.other_dtype.block_len() == 1;
     // f16 keys and values cost about 1e-3, int8 activations about 1e-2 per operation.
     let (mean_limit, largest_limit) = if floats { (3e-3, 3e-2) } else { (0.04, 0.3) };
     for path in paths() {
@@ -589,6 +596,19 @@ fn a_long_window_crosses_splits() {
         ..SMOL
     };
     check_against_reference("window 270", shape, 300);
+}
+
+#[test]
+fn attention_loses_no_precision_to_quantized_inputs() {
+    for dtype in [DType::Q4_0, DType::Q4_1, DType::Q8_0] {
+        let shape = Shape {
+            dtype,
+            other_dtype: DType::F32,
+            wide_dtype: Some(DType::F32),
+            ..SMOL
+        };
+        check_against_reference(&format!("{dtype} around attention"), shape, 17);
+    }
 }
 
 #[test]

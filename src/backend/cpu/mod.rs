@@ -32,6 +32,10 @@
 //! # Activations
 //! int8 per 32 inputs with an f32 scale and the block's sums, one cache line per block, made once
 //! per projection input. Float weights take the f32 row instead. Attention is f32 over f16 pages.
+//! Around attention (q, k, v, output) what rounding left over is quantized again and multiplied too,
+//! while the panel is in the first-level cache. Perplexity of the demo model (exact f32: 15.665), with
+//! a noise of about 0.03 from rounding alone: nothing twice 15.794, attention twice 15.73 (ours),
+//! attention and gate, up 15.67, everything 15.665.
 //!
 //! # Regions (barriers) of a layer
 //! ```text

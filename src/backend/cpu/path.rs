@@ -117,7 +117,7 @@ impl Path {
     }
 
     /// The kernels; the caller has made sure that the path is available.
-    fn kernels(self) -> &'static Kernels {
+    pub(super) fn kernels(self) -> &'static Kernels {
         match self {
             Path::Scalar => &kernels::SCALAR,
             Path::ScalarWide => &kernels::SCALAR_WIDE,
@@ -252,6 +252,7 @@ fn product(kernels: &'static Kernels, dtype: DType) -> Vec<f32> {
     let inputs = InputsView {
         floats: &floats,
         blocks: &blocks,
+        remainders: &[],
     };
     super::step::product(
         kernels,

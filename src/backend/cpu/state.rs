@@ -31,18 +31,24 @@ pub(super) struct Inputs {
     pub(super) floats: Buffer<f32>,
     /// `(rows, n / 32)`
     pub(super) blocks: Buffer<ActivationBlock>,
+    /// `(rows, n / 32)`: what quantization left over, or empty.
+    pub(super) remainders: Buffer<ActivationBlock>,
 }
 
 impl Inputs {
-    fn allocate(n_rows: usize, n: usize) -> Result<Self, BackendError> {
+    fn allocate(n_rows: usize, n: usize, twice: bool) -> Result<Self, BackendError> {
         Ok(Inputs {
             floats: Buffer::zeroed(n_rows * n, "activations")?,
             blocks: Buffer::zeroed(n_rows * (n / BLOCK), "quantized activations")?,
+            remainders: Buffer::zeroed(
+                if twice { n_rows * (n / BLOCK) } else { 0 },
+                "quantized activations",
+            )?,
         })
     }
 
     fn n_bytes(&self) -> u64 {
-        self.floats.n_bytes() + self.blocks.n_bytes()
+        self.floats.n_bytes() + self.blocks.n_bytes() + self.remainders.n_bytes()
     }
 }
 
@@ -78,7 +84,7 @@ impl Scratch {
                 buffer(ROW_TILE * sizes.tile_width)?,
                 buffer(ROW_TILE * sizes.tile_width)?,
             ],
-            local: Inputs::allocate(LOCAL_ROWS, n_input)?,
+            local: Inputs::allocate(LOCAL_ROWS, n_input, true)?,
             local_region: 0,
             row: buffer(geometry.d_model.max(sizes.padded_dim))?,
             half: Buffer::zeroed(sizes.padded_dim, "scratch of a thread")?,
@@ -349,8 +355,8 @@ impl State {
             attention: Buffer::zeroed(rows * sizes.q_width, "attention")?,
             partials: Buffer::zeroed(n_partials * sizes.partial_len(), "attention splits")?,
             split_window: None,
-            inputs: Inputs::allocate(rows, sizes.input_width)?,
-            gated: Inputs::allocate(rows, geometry.d_ff)?,
+            inputs: Inputs::allocate(rows, sizes.input_width, true)?,
+            gated: Inputs::allocate(rows, geometry.d_ff, false)?,
             branch: Buffer::zeroed(rows * geometry.d_model, "branches")?,
             logits: Buffer::zeroed(n_logits, "logits")?,
             angles: ropes

@@ -43,6 +43,7 @@ pub(super) struct Step<'a> {
 pub(super) struct InputsMut<'a> {
     pub(super) floats: SharedMut<'a, f32>,
     pub(super) blocks: SharedMut<'a, ActivationBlock>,
+    remainders: SharedMut<'a, ActivationBlock>,
 }
 
 impl<'a> InputsMut<'a> {
@@ -50,6 +51,7 @@ impl<'a> InputsMut<'a> {
         InputsMut {
             floats: inputs.floats.shared(),
             blocks: inputs.blocks.shared(),
+            remainders: inputs.remainders.shared(),
         }
     }
 
@@ -57,12 +59,24 @@ impl<'a> InputsMut<'a> {
     ///
     /// # Safety
     /// Nobody writes the first `n_rows` rows while the result lives.
-    pub(super) unsafe fn view(&self, n_rows: usize, n_in: usize) -> InputsView<'a> {
+    pub(super) unsafe fn view(
+        &self,
+        n_rows: usize,
+        n_in: usize,
+        precision: Precision,
+    ) -> InputsView<'a> {
+        let n_blocks = n_rows * (n_in / BLOCK);
+        let n_remainders = if precision == Precision::Double {
+            n_blocks
+        } else {
+            0
+        };
         // SAFETY: passed on to the caller.
         unsafe {
             InputsView {
                 floats: self.floats.read(0..n_rows * n_in),
-                blocks: self.blocks.read(0..n_rows * (n_in / BLOCK)),
+                blocks: self.blocks.read(0..n_blocks),
+                remainders: self.remainders.read(0..n_remainders),
             }
         }
     }
@@ -73,6 +87,17 @@ impl<'a> InputsMut<'a> {
 pub(super) struct InputsView<'a> {
     pub(super) floats: &'a [f32],
     pub(super) blocks: &'a [ActivationBlock],
+    /// Empty, or as long as `blocks`.
+    pub(super) remainders: &'a [ActivationBlock],
+}
+
+/// How finely the inputs of quantized weights are quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Precision {
+    /// One int8 block.
+    Single,
+    /// A second int8 block for what the first left over: twice the arithmetic of the product.
+    Double,
 }
 
 /// Writes one row of inputs: `(row index, floats out)`.
@@ -83,7 +108,7 @@ pub(super) type Prepare<'p> = &'p (dyn Fn(usize, &mut [f32]) + Sync);
 pub(super) struct Source<'p> {
     n_rows: usize,
     n_in: usize,
-    quantize: bool,
+    quantize: Option<Precision>,
     local: Option<Prepare<'p>>,
 }
 
@@ -177,11 +202,28 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Quantizes `x` into `out`.
-    pub(super) fn quantize(&self, x: &[f32], out: &mut [ActivationBlock]) {
-        assert!(x.len() == out.len() * BLOCK, "a whole number of blocks");
+    /// Quantizes `x` into `out`, and into `remainders` what that leaves over (unless empty).
+    pub(super) fn quantize(
+        &self,
+        x: &[f32],
+        out: &mut [ActivationBlock],
+        remainders: &mut [ActivationBlock],
+    ) {
+        let n_blocks = out.len();
+        assert!(x.len() == n_blocks * BLOCK, "a whole number of blocks");
+        assert!(
+            remainders.is_empty() || remainders.len() == n_blocks,
+            "as many remainders"
+        );
+        let (x, out) = (x.as_ptr(), out.as_mut_ptr());
         // SAFETY: lengths match (asserted); the table matches the machine.
-        unsafe { (self.kernels.quantize)(x.as_ptr(), out.len(), out.as_mut_ptr()) }
+        unsafe {
+            if remainders.is_empty() {
+                (self.kernels.quantize)(x, n_blocks, out);
+            } else {
+                (self.kernels.quantize_twice)(x, n_blocks, out, remainders.as_mut_ptr());
+            }
+        }
     }
 
     /// Makes the inputs of a projection: for many rows in a region of their own, for few rows
@@ -191,6 +233,7 @@ impl<'a> Step<'a> {
         threads: &Threads,
         n_rows: usize,
         matrices: &[&Matrix],
+        precision: Precision,
         prepare: Prepare<'p>,
     ) -> Source<'p> {
         let n_in = matrices[0].n_in;
@@ -199,7 +242,8 @@ impl<'a> Step<'a> {
             "inputs of one width"
         );
         assert!(n_in <= self.sizes.input_width, "input wider than the model");
-        let quantize = matrices.iter().any(|matrix| matrix.is_quantized());
+        let is_quantized = matrices.iter().any(|matrix| matrix.is_quantized());
+        let quantize = is_quantized.then_some(precision);
         if n_rows <= LOCAL_ROWS {
             return Source {
                 n_rows,
@@ -211,18 +255,22 @@ impl<'a> Step<'a> {
         let n_blocks = n_in / BLOCK;
         threads.run(n_rows, &|_, rows| {
             for row in rows {
+                let range = row * n_blocks..(row + 1) * n_blocks;
+                let remainders = match quantize {
+                    Some(Precision::Double) => range.clone(),
+                    Some(Precision::Single) | None => 0..0,
+                };
                 // SAFETY: each row belongs to one unit.
-                let (floats, blocks) = unsafe {
+                let (floats, blocks, remainders) = unsafe {
                     (
                         self.inputs.floats.slice(row * n_in..(row + 1) * n_in),
-                        self.inputs
-                            .blocks
-                            .slice(row * n_blocks..(row + 1) * n_blocks),
+                        self.inputs.blocks.slice(range),
+                        self.inputs.remainders.slice(remainders),
                     )
                 };
                 prepare(row, floats);
-                if quantize {
-                    self.quantize(floats, blocks);
+                if quantize.is_some() {
+                    self.quantize(floats, blocks, remainders);
                 }
             }
         });
@@ -245,24 +293,36 @@ impl<'a> Step<'a> {
             quantize,
             local,
         } = *source;
+        let precision = quantize.unwrap_or(Precision::Single);
         let Some(prepare) = local else {
             // SAFETY: filled in an earlier region.
-            return unsafe { self.inputs.view(n_rows, n_in) };
+            return unsafe { self.inputs.view(n_rows, n_in, precision) };
         };
         // SAFETY: this thread's own scratch.
         let scratch = unsafe { self.scratch.one(thread_idx) };
         let floats = &mut scratch.local.floats[..n_rows * n_in];
-        let blocks = &mut scratch.local.blocks[..n_rows * (n_in / BLOCK)];
+        let n_blocks = n_rows * (n_in / BLOCK);
+        let blocks = &mut scratch.local.blocks[..n_blocks];
+        let n_remainders = if precision == Precision::Double {
+            n_blocks
+        } else {
+            0
+        };
+        let remainders = &mut scratch.local.remainders[..n_remainders];
         if scratch.local_region != self.region {
             scratch.local_region = self.region;
             for (row, floats) in floats.chunks_exact_mut(n_in).enumerate() {
                 prepare(row, floats);
             }
-            if quantize {
-                self.quantize(floats, blocks);
+            if quantize.is_some() {
+                self.quantize(floats, blocks, remainders);
             }
         }
-        InputsView { floats, blocks }
+        InputsView {
+            floats,
+            blocks,
+            remainders,
+        }
     }
 
     /// See [`product`].
@@ -293,16 +353,23 @@ pub(super) fn product(
     let n_blocks = n_in / BLOCK;
     assert!(panels.end <= matrix.n_panels() && panels.len() * matrix.lanes <= stride);
     assert!(n_rows * stride <= out.len(), "tile too small");
+    let blocks = rows.start * n_blocks..rows.end * n_blocks;
+    let remainders = if matrix.is_quantized() && !inputs.remainders.is_empty() {
+        inputs.remainders[blocks.clone()].as_ptr()
+    } else {
+        std::ptr::null()
+    };
     let args = MatmulArgs {
         panels: matrix.bytes[panels.start * matrix.panel_bytes..].as_ptr(),
         panel_bytes: matrix.panel_bytes,
         n_panels: panels.len(),
         n_in,
         blocks: if matrix.is_quantized() {
-            inputs.blocks[rows.start * n_blocks..rows.end * n_blocks].as_ptr()
+            inputs.blocks[blocks].as_ptr()
         } else {
             std::ptr::null()
         },
+        remainders,
         floats: inputs.floats[rows.start * n_in..rows.end * n_in].as_ptr(),
         n_rows,
         out: out.as_mut_ptr(),

@@ -27,6 +27,8 @@ pub(in super::super) struct MatmulArgs {
     pub(in super::super) n_in: usize,
     /// Quantized rows, `(n_rows, n_in / 32)`; for quantized layouts.
     pub(in super::super) blocks: *const ActivationBlock,
+    /// What quantization left over, in the same shape and added to the product; null = nothing.
+    pub(in super::super) remainders: *const ActivationBlock,
     /// Plain rows, `(n_rows, n_in)`; for float layouts.
     pub(in super::super) floats: *const f32,
     /// Rows.
@@ -154,9 +156,23 @@ pub(super) unsafe fn quantized<
                     let panel = args.panels.add(panel_idx * args.panel_bytes);
                     let blocks: [_; $n] =
                         std::array::from_fn(|i| args.blocks.add((row + i) * n_blocks));
-                    let totals = quantized_columns::<L, C, GROUP, WIDE, MIN, OFFSET_SHIFT, $n>(
-                        panel, n_blocks, &blocks,
+                    let mut totals = [L::zero(); $n];
+                    quantized_columns::<L, C, GROUP, WIDE, MIN, OFFSET_SHIFT, $n>(
+                        panel,
+                        n_blocks,
+                        &blocks,
+                        &mut totals,
                     );
+                    if !args.remainders.is_null() {
+                        let blocks: [_; $n] =
+                            std::array::from_fn(|i| args.remainders.add((row + i) * n_blocks));
+                        quantized_columns::<L, C, GROUP, WIDE, MIN, OFFSET_SHIFT, $n>(
+                            panel,
+                            n_blocks,
+                            &blocks,
+                            &mut totals,
+                        );
+                    }
                     for (i, total) in totals.into_iter().enumerate() {
                         let at = (row + i) * args.out_stride + panel_idx * L::LANES;
                         L::store(args.out.add(at), total);
@@ -190,14 +206,14 @@ unsafe fn quantized_columns<
     panel: *const u8,
     n_blocks: usize,
     blocks: &[*const ActivationBlock; N],
-) -> [L::F; N] {
+    totals: &mut [L::F; N],
+) {
     let n_groups = BLOCK / GROUP;
     let codes_bytes = L::LANES * C::BYTES_PER_8 * BLOCK / 8;
     let scale_bytes = L::LANES * if WIDE { 4 } else { 2 };
     let block_bytes = codes_bytes + n_groups * scale_bytes * if MIN { 2 } else { 1 };
     // SAFETY: `n_blocks` blocks of the panel and of every column (callers' promise).
     unsafe {
-        let mut totals = [L::zero(); N];
         for block_idx in 0..n_blocks {
             let block = panel.add(block_idx * block_bytes);
             let columns: [*const ActivationBlock; N] =
@@ -237,7 +253,6 @@ unsafe fn quantized_columns<
                 }
             }
         }
-        totals
     }
 }
 

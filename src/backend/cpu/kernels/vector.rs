@@ -65,33 +65,74 @@ pub(super) unsafe fn normalize<L: Lanes>(
 /// An infinite value makes the scale infinite, so it reaches the output as infinity or NaN.
 #[inline(always)]
 pub(super) unsafe fn quantize<L: Lanes>(x: *const f32, n_blocks: usize, out: *mut ActivationBlock) {
+    let mut rest = [0.0; BLOCK];
     for block_idx in 0..n_blocks {
         // SAFETY: `n_blocks` blocks at each pointer (callers' promise).
         unsafe {
-            let x = x.add(block_idx * BLOCK);
-            let out = &mut *out.add(block_idx);
-            let mut largest = L::zero();
-            for i in (0..BLOCK).step_by(L::LANES) {
-                largest = L::max(largest, L::abs(L::load(x.add(i))));
-            }
-            let largest = L::reduce_max(largest);
-            let factor = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-            // A tiny block would need a factor above the largest f32.
-            let factor = if factor.is_finite() { factor } else { 0.0 };
-            out.scale = largest / 127.0;
-            let codes = (&raw mut out.codes).cast::<i8>();
-            for half in 0..2 {
-                let mut total = 0_i32;
-                for i in (half * 16..half * 16 + 16).step_by(L::LANES) {
-                    let rounded = L::to_i32(L::mul(L::load(x.add(i)), L::splat(factor)));
-                    L::store_i8(codes.add(i), rounded);
-                    total = total.wrapping_add(L::reduce_add_i32(rounded));
-                }
-                out.sums[half] = total;
-            }
-            out.sums[2] = out.sums[0].wrapping_add(out.sums[1]);
-            out.scaled_sums = out.sums.map(|sum| sum as f32 * out.scale);
+            quantize_block::<L>(
+                x.add(block_idx * BLOCK),
+                &mut *out.add(block_idx),
+                &mut rest,
+            );
         }
+    }
+}
+
+/// Quantizes, and quantizes what rounding left over: some 15 bits in two int8 blocks.
+#[inline(always)]
+pub(super) unsafe fn quantize_twice<L: Lanes>(
+    x: *const f32,
+    n_blocks: usize,
+    out: *mut ActivationBlock,
+    remainders: *mut ActivationBlock,
+) {
+    let (mut rest, mut lost) = ([0.0; BLOCK], [0.0; BLOCK]);
+    for block_idx in 0..n_blocks {
+        // SAFETY: `n_blocks` blocks at each pointer (callers' promise).
+        unsafe {
+            quantize_block::<L>(
+                x.add(block_idx * BLOCK),
+                &mut *out.add(block_idx),
+                &mut rest,
+            );
+            quantize_block::<L>(rest.as_ptr(), &mut *remainders.add(block_idx), &mut lost);
+        }
+    }
+}
+
+/// One block; `rest = x - scale * codes`.
+#[inline(always)]
+unsafe fn quantize_block<L: Lanes>(
+    x: *const f32,
+    out: &mut ActivationBlock,
+    rest: &mut [f32; BLOCK],
+) {
+    // SAFETY: 32 values at `x` (callers' promise).
+    unsafe {
+        let mut largest = L::zero();
+        for i in (0..BLOCK).step_by(L::LANES) {
+            largest = L::max(largest, L::abs(L::load(x.add(i))));
+        }
+        let largest = L::reduce_max(largest);
+        let factor = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+        // A tiny block would need a factor above the largest f32.
+        let factor = if factor.is_finite() { factor } else { 0.0 };
+        out.scale = largest / 127.0;
+        let codes = (&raw mut out.codes).cast::<i8>();
+        for half in 0..2 {
+            let mut total = 0_i32;
+            for i in (half * 16..half * 16 + 16).step_by(L::LANES) {
+                let values = L::load(x.add(i));
+                let rounded = L::to_i32(L::mul(values, L::splat(factor)));
+                L::store_i8(codes.add(i), rounded);
+                total = total.wrapping_add(L::reduce_add_i32(rounded));
+                let left = L::mul_add(L::to_f32(rounded), L::splat(-out.scale), values);
+                L::store(rest.as_mut_ptr().add(i), left);
+            }
+            out.sums[half] = total;
+        }
+        out.sums[2] = out.sums[0].wrapping_add(out.sums[1]);
+        out.scaled_sums = out.sums.map(|sum| sum as f32 * out.scale);
     }
 }
 
