@@ -7,7 +7,7 @@
 use crate::request::TokenId;
 
 /// Values that are looked at together; a block that cannot matter is skipped whole.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 /// Independent accumulators.
 const LANES: usize = 8;
 
@@ -25,7 +25,7 @@ pub(super) fn all_finite(values: &[f32]) -> bool {
 }
 
 /// The largest value of a block; NaN is never the largest.
-fn max_of(block: &[f32]) -> f32 {
+pub(super) fn max_of(block: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut most = [f32::NEG_INFINITY; LANES];
     let (chunks, tail) = block.as_chunks::<LANES>();

@@ -14,7 +14,9 @@
 //! No full sort of the vocabulary anywhere: cuts first drop what provably cannot pass, and only the
 //! survivors are ordered, as far as needed. Greedy choice is a scan; ties go to the lowest id.
 
-use super::logits::{all_finite, argmax, best, exp_nonpositive, log_sum_exp, pick, sum, weigh};
+use super::logits::{
+    BLOCK, all_finite, argmax, best, exp_nonpositive, log_sum_exp, max_of, pick, sum, weigh,
+};
 use crate::request::{SamplingParams, TokenId, TokenLogprob};
 
 /// Below this a temperature is greedy: dividing by it would overflow.
@@ -237,10 +239,13 @@ impl Sampler {
         let least_p = (0.999 * spare * total / self.weights.len() as f64) as f32;
         let least = least_p.max(params.min_p).min(1.0);
         self.survivors.clear();
-        for (block_index, block) in self.weights.chunks(64).enumerate() {
+        for (block_index, block) in self.weights.chunks(BLOCK).enumerate() {
+            if max_of(block) < least {
+                continue;
+            }
             for (offset, weight) in block.iter().enumerate() {
                 if *weight >= least && *weight > 0.0 {
-                    let token = (block_index * 64 + offset) as TokenId;
+                    let token = (block_index * BLOCK + offset) as TokenId;
                     self.survivors.push((token, *weight));
                 }
             }
