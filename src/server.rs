@@ -1,7 +1,7 @@
 //! A running server: which parts it has, in which order they start and stop.
 //!
-//! `main` owns it. Order of the start: management plane (so that probes see "loading"), models,
-//! data plane. Order of the stop, the reverse with a drain in front: readiness turns to 503, the
+//! `main` owns it. Order of the start: models (`cli::serve` loads them), management plane, data
+//! plane; so a probe is refused until the first request can be served. Order of the stop, the reverse with a drain in front: readiness turns to 503, the
 //! executors take nothing new and refuse what is queued, running requests finish within the drain
 //! timeout, the data plane closes, executors and engines end, the management plane ends last.
 //! [`Signals`] tells when: the first SIGINT or SIGTERM asks for the drain, the second ends the
@@ -32,7 +32,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts both planes over a pool whose models are loaded or loading.
+    /// Starts both planes over a pool whose models are loaded.
     pub fn start(config: &Config, pool: Arc<Pool>) -> Result<Self, Error> {
         let state = Arc::new(ServerState::new(pool, config.server.stall));
         let management = start_management(config, &state)?;

@@ -37,7 +37,7 @@ pub struct TensorInfo {
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// GGUF order: dims[0] is the row length (n_in), dims[1] the number of rows (n_out).
+    /// GGUF order: `dims[0]` is the row length (n_in), `dims[1]` the number of rows (n_out).
     pub dims: Vec<u64>,
     /// Byte range in the file, within its length (checked at open).
     pub file_range: Range<usize>,

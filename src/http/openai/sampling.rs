@@ -240,11 +240,10 @@ fn isolation_key(salt: Option<&str>) -> u64 {
     })
 }
 
-/// The body speaks vLLM's direction (lower first), the scheduler its own (higher first).
+/// Higher runs sooner, 0 is ordinary: the scheduler's direction, not vLLM's.
 fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
-    let limit = i64::from(i32::MAX);
-    let value = fields.integer("priority", -limit..=limit)?;
-    Ok(value.map_or(0, |value| -(value as i32)))
+    let value = fields.integer("priority", -100..=100)?;
+    Ok(value.map_or(0, |value| value as i32))
 }
 
 /// Parameters that are refused unless their value asks for nothing: (name, value is harmless, why).
@@ -417,7 +416,7 @@ mod tests {
         assert_eq!(options.sampling.logit_bias, [(5, -100.0)]);
         assert_eq!(options.stop.strings, ["x"]);
         assert_eq!(options.stop.token_ids, [3]);
-        assert_eq!((options.n, options.priority), (3, -5));
+        assert_eq!((options.n, options.priority), (3, 5));
         assert!(options.include_usage);
     }
 
