@@ -132,7 +132,7 @@ def main():
 
     ours = Server("tinyloop", [args.ours, "serve", "--model", args.model, "--port", "18080",
                                "--management-port", "18082", "--threads", args.threads,
-                               "--parallel", "8"], 18080)
+                               "--parallel", "8", "--model-name", "bench", "--log-level", "warn"], 18080)
     ready_ours = ours.wait_ready("/ready")
     peer = Server("llama-server", [args.peer, "-m", args.model, "--host", "127.0.0.1", "--port", "18081",
                                    "-np", "8", "-c", "16384", "-t", args.threads, "-ngl", "0"], 18081)
