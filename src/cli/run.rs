@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::pool::LoadedModel;
 use crate::request::{FinishReason, GenerationRequest, SamplingParams, TokenId};
 use crate::scheduler::{Outcome, StreamEvent, SubmitOptions};
-use crate::tokenizer::EncodeOptions;
 use crate::tokenizer::chat_template::TemplateInput;
+use crate::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -103,25 +103,29 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
 }
 
 fn prompt_tokens(args: &RunArgs, model: &LoadedModel, text: String) -> Result<Vec<TokenId>, Error> {
-    let text = if args.raw {
-        text
-    } else {
-        templated(args, model, &text)?
-    };
     let options = EncodeOptions {
         add_special: true,
         parse_special: true,
     };
     let tokenizer = model.tokenizer.as_ref();
     let tokenizer = tokenizer.ok_or_else(|| Error::Other("the model has no vocabulary".into()))?;
-    let tokens = tokenizer.encode(&text, options);
+    let tokens = if args.raw {
+        tokenizer.encode(&text, options)
+    } else {
+        templated(args, model, tokenizer, &text)?
+    };
     if tokens.is_empty() {
         return Err(Error::Usage("the prompt is empty".to_owned()));
     }
     Ok(tokens)
 }
 
-fn templated(args: &RunArgs, model: &LoadedModel, text: &str) -> Result<String, Error> {
+fn templated(
+    args: &RunArgs,
+    model: &LoadedModel,
+    tokenizer: &Tokenizer,
+    text: &str,
+) -> Result<Vec<TokenId>, Error> {
     let template = model.chat_template.as_ref().map_err(|why| {
         Error::Other(format!(
             "no usable chat template ({why}); give --raw to do without"
@@ -137,8 +141,8 @@ fn templated(args: &RunArgs, model: &LoadedModel, text: &str) -> Result<String, 
         add_generation_prompt: true,
         ..TemplateInput::default()
     };
-    template
-        .render(&input)
+    tokenizer
+        .encode_chat(template, &input)
         .map_err(|error| Error::other("the chat template", error))
 }
 
