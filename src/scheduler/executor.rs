@@ -282,6 +282,13 @@ impl Executor {
         Ok(TokenStream::new(handle, receiver, text))
     }
 
+    /// Requests that an idle executor takes at once for certain: as many as may wait (one when
+    /// none may wait), since slots may fill later than the queue.
+    #[must_use]
+    pub fn burst_max(&self) -> usize {
+        self.core.config.max_queue_depth.max(1)
+    }
+
     /// Cancels a request that waits or runs. False when there is none with this id.
     pub fn cancel(&self, id: RequestId) -> bool {
         let records = self.core.queue.records();

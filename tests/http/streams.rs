@@ -278,6 +278,19 @@ fn who_hangs_up_in_the_queue_never_runs() {
 }
 
 #[test]
+fn more_choices_than_an_idle_server_takes_are_the_requests_fault() {
+    let runtime = Alphabet::stepped(1);
+    let server = TestServer::with(Arc::clone(&runtime), |config| {
+        config.executor.max_queue_depth = 2
+    });
+    let body = json!({"prompt": ["a", "b", "c"], "max_tokens": 1});
+    let refused = server.client().post("/v1/completions", &body);
+    assert_eq!(refused.status, 400);
+    assert!(refused.header("retry-after").is_none());
+    assert_eq!(runtime.n_active(), 0);
+}
+
+#[test]
 fn a_full_queue_refuses_with_a_retry_time() {
     let runtime = Alphabet::stepped(1);
     let server = TestServer::with(Arc::clone(&runtime), |config| {

@@ -52,8 +52,17 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// Submits all jobs or none: a refusal takes back those before it.
+    /// Submits all jobs or none: a refusal takes back those before it. More jobs than the queue of
+    /// an idle model takes can never be served, so that is the request's fault, not an overload.
     pub fn submit(model: &LoadedModel, jobs: Vec<NewJob>, priority: i32) -> Result<Self, ApiError> {
+        let most = model.executor.burst_max();
+        if jobs.len() > most {
+            let text = format!(
+                "{} choices (prompts times n) in one request, at most {most} are served",
+                jobs.len()
+            );
+            return Err(ApiError::invalid("n", text));
+        }
         let mut streams = Vec::with_capacity(jobs.len());
         for job in jobs {
             let options = SubmitOptions {
