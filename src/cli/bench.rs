@@ -6,13 +6,13 @@
 //! (`make load` measures that) and peers (`make bench` sets both side by side).
 
 use super::engine_link::{EventAt, submit};
+use super::output::Output;
 use crate::config::EngineConfig;
 use crate::error::Error;
 use crate::request::{GenerationEvent, GenerationRequest, SamplingParams, TokenId, random_u64};
 use crate::runtime::Runtime;
 use crate::runtime::native::{BackendKind, NativeRuntime};
 use serde::Serialize;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -208,33 +208,25 @@ fn generation_rate(runtime: &NativeRuntime, args: &BenchArgs, parallel: u32) -> 
 }
 
 fn write_report(args: &BenchArgs, report: &Report) -> Result<(), Error> {
-    let mut out = std::io::stdout().lock();
+    let mut out = Output::new();
     if args.json {
         let text =
             serde_json::to_string_pretty(report).map_err(|error| Error::other("bench", error))?;
-        writeln!(out, "{text}")?;
-        return Ok(());
+        out.line(&text)?;
+        return out.finish();
     }
-    writeln!(
-        out,
+    out.line(&format!(
         "{} on {}, loaded in {:.2} s",
         report.model, report.backend, report.load_seconds
-    )?;
-    writeln!(out, "median of {} repetitions\n", report.repetitions)?;
-    writeln!(
-        out,
-        "| test     | parallel | depth |     tok/s |       min |       max |"
-    )?;
-    writeln!(
-        out,
-        "| -------- | -------- | ----- | --------- | --------- | --------- |"
-    )?;
+    ))?;
+    out.line(&format!("median of {} repetitions\n", report.repetitions))?;
+    out.line("| test     | parallel | depth |     tok/s |       min |       max |")?;
+    out.line("| -------- | -------- | ----- | --------- | --------- | --------- |")?;
     for r in &report.results {
-        writeln!(
-            out,
+        out.line(&format!(
             "| {:8} | {:8} | {:5} | {:9.1} | {:9.1} | {:9.1} |",
             r.test, r.parallel, r.depth, r.tokens_per_second, r.min, r.max
-        )?;
+        ))?;
     }
-    Ok(())
+    out.finish()
 }

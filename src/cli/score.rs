@@ -7,6 +7,7 @@
 //! window is left out, unless the text is shorter than one window: then all of it is one window.
 
 use super::engine_link::submit;
+use super::output::Output;
 use crate::config::EngineConfig;
 use crate::error::Error;
 use crate::request::{GenerationEvent, GenerationRequest, TokenId, TokenLogprob};
@@ -14,7 +15,6 @@ use crate::runtime::Runtime;
 use crate::runtime::native::{BackendKind, NativeRuntime};
 use crate::tokenizer::EncodeOptions;
 use serde::Serialize;
-use std::io::Write;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -170,24 +170,22 @@ fn prompt_logprobs(
 }
 
 fn write_report(args: &ScoreArgs, report: &Report) -> Result<(), Error> {
-    let mut out = std::io::stdout().lock();
+    let mut out = Output::new();
     if args.json {
         let text = serde_json::to_string(report).map_err(|error| Error::other("score", error))?;
-        writeln!(out, "{text}")?;
-        return Ok(());
+        out.line(&text)?;
+        return out.finish();
     }
-    writeln!(
-        out,
+    out.line(&format!(
         "perplexity {:.4} over {} of {} tokens",
         report.perplexity, report.n_scored, report.n_tokens
-    )?;
-    writeln!(out, "mean log-probability {:.5}", report.mean_logprob)?;
-    writeln!(
-        out,
+    ))?;
+    out.line(&format!("mean log-probability {:.5}", report.mean_logprob))?;
+    out.line(&format!(
         "windows of {} tokens, second half scored, on {}",
         report.window, report.backend
-    )?;
-    Ok(())
+    ))?;
+    out.finish()
 }
 
 #[cfg(test)]
