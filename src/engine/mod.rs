@@ -85,6 +85,10 @@ pub enum Command {
     Submit(Job),
     /// End a job within the current quantum. Unknown ids are ignored.
     Cancel(RequestId),
+    /// Take a job out of the batch until `Resume`. Unknown ids are ignored.
+    Park(RequestId),
+    /// Let a parked job run again. Ids that are not parked are ignored.
+    Resume(RequestId),
     /// Fail what is left with `ShuttingDown` and end the thread.
     Shutdown,
 }
@@ -136,6 +140,17 @@ impl EngineHandle {
         let _ = self.commands.send(Command::Cancel(id));
     }
 
+    /// Asks a job to give up its place and its pages until [`Self::resume`].
+    pub fn park(&self, id: RequestId) {
+        // As for a cancel: an engine that has ended has nothing to park or resume.
+        let _ = self.commands.send(Command::Park(id));
+    }
+
+    /// Lets a parked job run again.
+    pub fn resume(&self, id: RequestId) {
+        let _ = self.commands.send(Command::Resume(id));
+    }
+
     /// Fails what is left and joins the thread. Idempotent.
     pub fn shutdown(&self) {
         let _ = self.commands.send(Command::Shutdown);
@@ -172,7 +187,8 @@ impl Engine {
         let stats = self.stats();
         let backend_name = self.backend_name();
         // Unbounded in form only: an executor keeps at most `max_sequences` jobs in a replica and
-        // sends at most one cancel for each, plus one Shutdown. Submitters must never block.
+        // sends at most one cancel and a bounded number of parks and resumes for each, plus one
+        // Shutdown. Submitters must never block.
         let (commands, receiver) = unbounded();
         let thread = std::thread::Builder::new()
             .name(format!("engine-{name}"))
@@ -224,6 +240,8 @@ fn obey(engine: &mut Engine, command: Command) -> ControlFlow<()> {
             engine.submit(job);
         }
         Command::Cancel(id) => engine.cancel(id),
+        Command::Park(id) => engine.park(id),
+        Command::Resume(id) => engine.resume(id),
         Command::Shutdown => return ControlFlow::Break(()),
     }
     ControlFlow::Continue(())
@@ -261,7 +279,7 @@ fn refuse_all(mut engine: Engine, commands: &Receiver<Command>, fault: String) {
                 stats.job_taken();
                 let _ = job.sink.emit(GenerationEvent::Failed(error.clone()));
             }
-            Command::Cancel(_) => {}
+            Command::Cancel(_) | Command::Park(_) | Command::Resume(_) => {}
             Command::Shutdown => return,
         }
     }

@@ -18,6 +18,7 @@ pub struct EngineStats {
     sent: AtomicU32,
     /// Jobs that the engine took and that do not run.
     waiting: AtomicU32,
+    parked: AtomicU32,
     running: AtomicU32,
     pages_used: AtomicU32,
     pages_cached: AtomicU32,
@@ -37,6 +38,8 @@ pub struct Snapshot {
     pub running: u32,
     /// Jobs that wait for one.
     pub waiting: u32,
+    /// Jobs that were parked; not part of the above.
+    pub parked: u32,
     /// KV pages in use by sequences.
     pub pages_used: u32,
     /// KV pages kept for reuse only.
@@ -60,6 +63,7 @@ pub struct Snapshot {
 pub(super) struct Gauges {
     pub(super) running: u32,
     pub(super) waiting: u32,
+    pub(super) parked: u32,
     pub(super) pages_used: u32,
     pub(super) pages_cached: u32,
 }
@@ -72,6 +76,7 @@ impl EngineStats {
             step_began: AtomicU64::new(0),
             sent: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
+            parked: AtomicU32::new(0),
             running: AtomicU32::new(0),
             pages_used: AtomicU32::new(0),
             pages_cached: AtomicU32::new(0),
@@ -95,6 +100,7 @@ impl EngineStats {
             alive: !self.dead.load(Relaxed),
             running: self.running.load(Relaxed),
             waiting: self.sent.load(Relaxed) + self.waiting.load(Relaxed),
+            parked: self.parked.load(Relaxed),
             pages_used: self.pages_used.load(Relaxed),
             pages_cached: self.pages_cached.load(Relaxed),
             batch_rows: self.batch_rows.load(Relaxed),
@@ -138,6 +144,7 @@ impl EngineStats {
     pub(super) fn gauges(&self, gauges: &Gauges) {
         self.running.store(gauges.running, Relaxed);
         self.waiting.store(gauges.waiting, Relaxed);
+        self.parked.store(gauges.parked, Relaxed);
         self.pages_used.store(gauges.pages_used, Relaxed);
         self.pages_cached.store(gauges.pages_cached, Relaxed);
     }

@@ -6,8 +6,10 @@
 //!
 //! ```text
 //! sequence:  waiting ─ admit ─► running ─ finish, fail, cancel, consumer gone ─► dropped
-//!               ▲                  │
-//!               └──── preempt ─────┘   (keeps its tokens; its rows are computed again)
+//!            ▲  ▲                  │
+//!            │  └──── preempt ─────┤   (keeps its tokens; its rows are computed again)
+//!            │                     │
+//!         resume ──── parked ◄─────┴─ park (also from waiting); fail and cancel reach it too
 //! ```
 //!
 //! Owned by the engine thread (`engine::run`); tests call [`Engine::step`] by hand. Between two
@@ -18,6 +20,8 @@
 //! Waiting sequences are admitted in the order of their arrival, so preempted ones, which are
 //! older than all that never ran, go first. One is admitted when the pages that are not promised to
 //! running sequences hold all its tokens, so that a preempted one does not push others out again.
+//! Parked ones are like preempted ones, but only a command brings them back; meanwhile they do not
+//! keep the engine awake.
 
 use super::batch::{self, Candidate, Decision, Quantum, Supply};
 use super::kv::{KvPool, SequenceKv};
@@ -52,6 +56,8 @@ struct State {
     free_slots: Vec<SlotId>,
     /// By rising arrival.
     waiting: VecDeque<Sequence>,
+    /// Out of the batch until somebody resumes them, without slots and pages. In no order.
+    parked: Vec<Sequence>,
     /// By rising arrival; at most `max_sequences`.
     running: Vec<Sequence>,
     sampler: Sampler,
@@ -85,6 +91,7 @@ impl Engine {
             kv: KvPool::new(limits.n_pages, limits.prefix_cache),
             free_slots: (0..limits.max_rows).rev().map(SlotId).collect(),
             waiting: VecDeque::new(),
+            parked: Vec::new(),
             running: Vec::new(),
             sampler: Sampler::default(),
             n_quanta: 0,
@@ -130,7 +137,7 @@ impl Engine {
         self.backend.memory()
     }
 
-    /// Whether no sequence waits or runs.
+    /// Whether no sequence waits or runs. Parked ones may exist.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.state.running.is_empty() && self.state.waiting.is_empty()
@@ -162,14 +169,41 @@ impl Engine {
             let mut sequence = state.leave(index);
             sequence.fail(RequestError::Cancelled);
         }
+        if let Some(index) = state.parked.iter().position(|s| s.request.id == id) {
+            state.parked.remove(index).fail(RequestError::Cancelled);
+        }
+        state.publish();
+    }
+
+    /// Takes a job out of the batch, or out of the wait for it, until [`Self::resume`]. It keeps its
+    /// tokens and its seed, all that later tokens depend on. Unknown and parked ids are ignored.
+    pub fn park(&mut self, id: RequestId) {
+        let state = &mut self.state;
+        if let Some(index) = state.running.iter().position(|s| s.request.id == id) {
+            let sequence = state.leave(index);
+            state.parked.push(sequence);
+        }
+        if let Some(index) = state.waiting.iter().position(|s| s.request.id == id) {
+            state.parked.extend(state.waiting.remove(index));
+        }
+        state.publish();
+    }
+
+    /// Lets a parked job wait for its turn again. Ids that are not parked are ignored.
+    pub fn resume(&mut self, id: RequestId) {
+        let state = &mut self.state;
+        if let Some(index) = state.parked.iter().position(|s| s.request.id == id) {
+            let sequence = state.parked.swap_remove(index);
+            state.wait_in_order(sequence);
+        }
         state.publish();
     }
 
     /// Ends all jobs with `error`.
     pub fn fail_all(&mut self, error: &RequestError) {
         let state = &mut self.state;
-        let waiting = state.waiting.drain(..);
-        for mut sequence in state.running.drain(..).chain(waiting) {
+        let others = state.waiting.drain(..).chain(state.parked.drain(..));
+        for mut sequence in state.running.drain(..).chain(others) {
             state.free_slots.append(&mut sequence.slots);
             state.kv.release(&mut sequence.kv);
             sequence.fail(error.clone());
@@ -196,11 +230,13 @@ impl Engine {
             kv,
             running,
             waiting,
+            parked,
             free_slots,
             limits,
             ..
         } = &self.state;
-        kv.check_integrity(running.iter().chain(waiting).map(|s| &s.kv))?;
+        let all = running.iter().chain(waiting).chain(parked);
+        kv.check_integrity(all.map(|sequence| &sequence.kv))?;
         let n_held: usize = running.iter().map(|sequence| sequence.slots.len()).sum();
         let (n_slots, n_free) = (limits.max_rows as usize, free_slots.len());
         match n_held + n_free == n_slots {
@@ -316,11 +352,16 @@ impl State {
     /// Takes everything but its tokens from a running sequence and lets it wait.
     fn preempt(&mut self, index: usize) {
         let sequence = self.leave(index);
+        self.wait_in_order(sequence);
+        self.stats.preempted();
+    }
+
+    /// Puts a sequence that has run before among the waiting ones, by its arrival.
+    fn wait_in_order(&mut self, sequence: Sequence) {
         let place = self
             .waiting
             .partition_point(|s| s.arrival < sequence.arrival);
         self.waiting.insert(place, sequence);
-        self.stats.preempted();
     }
 
     /// Removes a running sequence; its slots and pages are free again.
@@ -424,6 +465,7 @@ impl State {
         self.stats.gauges(&Gauges {
             running: self.running.len() as u32,
             waiting: self.waiting.len() as u32,
+            parked: self.parked.len() as u32,
             pages_used: self.kv.used_pages() as u32,
             pages_cached: self.kv.cached_pages() as u32,
         });

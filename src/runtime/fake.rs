@@ -45,16 +45,27 @@ pub enum OnSubmit {
 
 struct Running {
     id: RequestId,
+    /// Rises with every submit.
+    arrival: u64,
     sink: Box<dyn JobSink>,
     events: VecDeque<GenerationEvent>,
+}
+
+/// A job whose sink a step is using, and what others asked of it meanwhile; that step carries it out.
+struct Stepping {
+    id: RequestId,
+    cancelled: bool,
+    parked: bool,
 }
 
 #[derive(Default)]
 struct State {
     running: Vec<Running>,
-    /// Jobs whose sinks a step is using right now, and whether they were cancelled meanwhile; that
-    /// step ends them.
-    stepping: Vec<(RequestId, bool)>,
+    /// Out of `running` until they are resumed.
+    parked: Vec<Running>,
+    /// Jobs whose sinks a step is using right now.
+    stepping: Vec<Stepping>,
+    n_submitted: u64,
     on_submit: OnSubmit,
     submitted: Vec<RequestId>,
     stopped: bool,
@@ -79,7 +90,7 @@ pub struct FakeRuntime {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A capability for tests: `max_inflight` jobs, contexts of 4096 tokens, cancel works.
+/// A capability for tests: `max_inflight` jobs, contexts of 4096 tokens, cancel and park work.
 #[must_use]
 pub fn capability(max_inflight: u32) -> Capability {
     Capability {
@@ -87,6 +98,7 @@ pub fn capability(max_inflight: u32) -> Capability {
         context_length: 4096,
         kv_capacity_tokens: u64::MAX,
         can_cancel: true,
+        can_park: true,
     }
 }
 
@@ -197,7 +209,16 @@ impl FakeRuntime {
         state.running.iter().map(|job| job.id).collect()
     }
 
-    /// Gives a job its next event. False when there is no such job.
+    /// Ids of jobs that are parked, oldest first.
+    #[must_use]
+    pub fn parked(&self) -> Vec<RequestId> {
+        let state = self.shared.state.lock();
+        let mut parked: Vec<_> = state.parked.iter().map(|j| (j.arrival, j.id)).collect();
+        parked.sort_unstable();
+        parked.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Gives a job its next event. False when there is no such job, or it is parked.
     pub fn step(&self, id: RequestId) -> bool {
         self.shared.step(id)
     }
@@ -223,16 +244,41 @@ impl FakeRuntime {
         let lost = {
             let mut state = self.shared.state.lock();
             state.dead = true;
-            std::mem::take(&mut state.running)
+            state.take_all()
         };
         drop(lost); // outside the lock: dropping calls into sinks
     }
 }
 
 impl State {
-    fn take(&mut self, id: RequestId) -> Option<(usize, Running)> {
+    /// Takes a job out of `running`.
+    fn take(&mut self, id: RequestId) -> Option<Running> {
         let index = self.running.iter().position(|job| job.id == id)?;
-        Some((index, self.running.remove(index)))
+        Some(self.running.remove(index))
+    }
+
+    /// Takes a job out of `parked`.
+    fn take_parked(&mut self, id: RequestId) -> Option<Running> {
+        let index = self.parked.iter().position(|job| job.id == id)?;
+        Some(self.parked.remove(index))
+    }
+
+    fn take_all(&mut self) -> Vec<Running> {
+        let mut all = std::mem::take(&mut self.running);
+        all.append(&mut self.parked);
+        all
+    }
+
+    /// Puts a job among those that run, by its arrival.
+    fn run(&mut self, job: Running) {
+        let index = self.running.partition_point(|j| j.arrival < job.arrival);
+        self.running.insert(index, job);
+    }
+
+    /// Notes a wish for a job whose sink is in use.
+    fn wish(&mut self, id: RequestId, wish: impl Fn(&mut Stepping)) {
+        let found = self.stepping.iter_mut().find(|stepping| stepping.id == id);
+        found.into_iter().for_each(wish);
     }
 }
 
@@ -242,10 +288,14 @@ impl Shared {
         let taken = {
             let mut state = self.state.lock();
             let taken = state.take(id);
-            state.stepping.extend(taken.as_ref().map(|_| (id, false)));
+            state.stepping.extend(taken.as_ref().map(|_| Stepping {
+                id,
+                cancelled: false,
+                parked: false,
+            }));
             taken
         };
-        let Some((index, mut job)) = taken else {
+        let Some(mut job) = taken else {
             return false;
         };
         let event = job.events.pop_front();
@@ -255,12 +305,14 @@ impl Shared {
         );
         let delivered = event.is_some_and(|event| job.sink.emit(event).is_ok());
         let mut state = self.state.lock();
-        let was_cancelled = state.stepping.contains(&(id, true));
-        state.stepping.retain(|(other, _)| *other != id);
-        let goes_on = delivered && !is_end && !was_cancelled && !state.stopped && !state.dead;
-        if goes_on {
-            let index = index.min(state.running.len());
-            state.running.insert(index, job);
+        let wishes = state.stepping.iter().position(|stepping| stepping.id == id);
+        let wishes = wishes.map(|index| state.stepping.swap_remove(index));
+        let (cancelled, parked) = wishes.map_or((false, false), |w| (w.cancelled, w.parked));
+        let goes_on = delivered && !is_end && !cancelled && !state.stopped && !state.dead;
+        if goes_on && parked {
+            state.parked.push(job);
+        } else if goes_on {
+            state.run(job);
         } else {
             drop(state);
             if !is_end {
@@ -274,8 +326,11 @@ impl Shared {
     }
 
     fn end(&self, id: RequestId, event: Option<GenerationEvent>) {
-        let taken = self.state.lock().take(id);
-        if let Some((_, mut job)) = taken
+        let taken = {
+            let mut state = self.state.lock();
+            state.take(id).or_else(|| state.take_parked(id))
+        };
+        if let Some(mut job) = taken
             && let Some(event) = event
         {
             // Nobody may listen any more.
@@ -339,12 +394,17 @@ impl Runtime for FakeRuntime {
             }
             return;
         }
-        let running = Running {
-            id,
-            sink: job.sink,
-            events: events.into(),
-        };
-        self.shared.state.lock().running.push(running);
+        {
+            let mut state = self.shared.state.lock();
+            state.n_submitted += 1;
+            let running = Running {
+                id,
+                arrival: state.n_submitted,
+                sink: job.sink,
+                events: events.into(),
+            };
+            state.running.push(running);
+        }
         self.shared.wake.notify_one();
     }
 
@@ -354,15 +414,32 @@ impl Runtime for FakeRuntime {
         }
         let taken = {
             let mut state = self.shared.state.lock();
-            for (stepping, cancelled) in &mut state.stepping {
-                *cancelled |= *stepping == id;
-            }
-            state.take(id)
+            state.wish(id, |stepping| stepping.cancelled = true);
+            state.take(id).or_else(|| state.take_parked(id))
         };
-        if let Some((_, mut job)) = taken {
+        if let Some(mut job) = taken {
             let cancelled = GenerationEvent::Failed(RequestError::Cancelled);
             let _ = job.sink.emit(cancelled); // nobody may listen any more
         }
+    }
+
+    fn park(&self, id: RequestId) {
+        if self.shared.capability.can_park {
+            let mut state = self.shared.state.lock();
+            state.wish(id, |stepping| stepping.parked = true);
+            let taken = state.take(id);
+            state.parked.extend(taken);
+        }
+    }
+
+    fn resume(&self, id: RequestId) {
+        let mut state = self.shared.state.lock();
+        state.wish(id, |stepping| stepping.parked = false);
+        if let Some(job) = state.take_parked(id) {
+            state.run(job);
+        }
+        drop(state);
+        self.shared.wake.notify_one();
     }
 
     fn status(&self) -> RuntimeStatus {
@@ -370,6 +447,7 @@ impl Runtime for FakeRuntime {
         RuntimeStatus {
             alive: !state.dead && !state.stopped,
             running: state.running.len() as u32,
+            parked: state.parked.len() as u32,
             ..RuntimeStatus::default()
         }
     }
@@ -382,7 +460,7 @@ impl Runtime for FakeRuntime {
         let left = {
             let mut state = self.shared.state.lock();
             state.stopped = true;
-            std::mem::take(&mut state.running)
+            state.take_all()
         };
         self.shared.wake.notify_all();
         for mut job in left {
@@ -398,5 +476,51 @@ impl Runtime for FakeRuntime {
 impl Drop for FakeRuntime {
     fn drop(&mut self) {
         self.shutdown();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::ConsumerGone;
+
+    /// Notes whose event came; the second job's events are `(1, ..)`.
+    struct Log(usize, Arc<Mutex<Vec<usize>>>);
+
+    impl JobSink for Log {
+        fn emit(&mut self, _: GenerationEvent) -> Result<(), ConsumerGone> {
+            self.1.lock().push(self.0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn parked_jobs_stand_still_until_they_are_resumed() {
+        let runtime = FakeRuntime::stepped(2);
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let ids = [0, 1].map(|number| {
+            let request = Arc::new(GenerationRequest::new(vec![7], 2));
+            let id = request.id;
+            let sink = Box::new(Log(number, Arc::clone(&log)));
+            runtime.submit(Job { request, sink });
+            id
+        });
+        runtime.park(ids[0]);
+        assert_eq!(
+            (runtime.running(), runtime.parked()),
+            (vec![ids[1]], vec![ids[0]])
+        );
+        assert_eq!((runtime.status().running, runtime.status().parked), (1, 1));
+        assert!(!runtime.step(ids[0]));
+        assert!(runtime.step(ids[1]));
+        runtime.resume(ids[0]);
+        assert_eq!(runtime.running(), ids, "by arrival");
+        runtime.finish(ids[0]);
+        assert_eq!(*log.lock(), [1, 0, 0, 0]);
+        runtime.park(ids[1]);
+        runtime.cancel(ids[1]);
+        assert_eq!(log.lock().len(), 5, "a cancel reaches a parked job");
+        runtime.resume(ids[1]);
+        assert!(runtime.running().is_empty() && runtime.parked().is_empty());
     }
 }

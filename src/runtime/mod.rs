@@ -23,6 +23,8 @@ pub struct Capability {
     pub kv_capacity_tokens: u64,
     /// Whether `cancel` frees the slot at once.
     pub can_cancel: bool,
+    /// Whether `park` and `resume` do anything.
+    pub can_park: bool,
 }
 
 /// What a runtime is doing, for metrics, health and the snapshot. Cheap to read.
@@ -34,6 +36,8 @@ pub struct RuntimeStatus {
     pub running: u32,
     /// Jobs accepted and not started.
     pub waiting: u32,
+    /// Jobs that were parked and not resumed; they count as neither of the above.
+    pub parked: u32,
     /// KV pages in all, in use by sequences, and kept for reuse only.
     pub kv_pages_total: u32,
     /// See above.
@@ -62,6 +66,16 @@ pub trait Runtime: Send + Sync {
     fn submit(&self, job: Job);
     /// Asks a job to end; its sink gets `Failed(Cancelled)` unless it ended before. Unknown ids are ignored.
     fn cancel(&self, id: RequestId);
+    /// Takes a job's slot, rows and KV pages away at the next quantum boundary. The job keeps its
+    /// tokens, its random state and its penalties, so that after [`Self::resume`] it goes on with the
+    /// very tokens that it would have given; only time passes. Fire and forget: unknown, ended and
+    /// parked ids are ignored, and so is every call where [`Capability::can_park`] is false. Parked
+    /// jobs still end through `cancel` and `shutdown`. Calls take effect in the order in which they
+    /// were made.
+    fn park(&self, id: RequestId);
+    /// Lets a parked job run again; it gets its turn by its time of arrival, before younger ones.
+    /// Ids that are not parked are ignored.
+    fn resume(&self, id: RequestId);
     /// What it is doing.
     fn status(&self) -> RuntimeStatus;
     /// The vocabulary of its `Token` events; None when it sends text.

@@ -158,6 +158,7 @@ impl Runtime for NativeRuntime {
             context_length: limits.context_length,
             kv_capacity_tokens: limits.kv_tokens,
             can_cancel: true,
+            can_park: true,
         }
     }
 
@@ -169,12 +170,21 @@ impl Runtime for NativeRuntime {
         self.engine.cancel(id);
     }
 
+    fn park(&self, id: RequestId) {
+        self.engine.park(id);
+    }
+
+    fn resume(&self, id: RequestId) {
+        self.engine.resume(id);
+    }
+
     fn status(&self) -> RuntimeStatus {
         let now = self.engine.stats().snapshot();
         RuntimeStatus {
             alive: now.alive,
             running: now.running,
             waiting: now.waiting,
+            parked: now.parked,
             kv_pages_total: self.engine.limits().n_pages,
             kv_pages_used: now.pages_used,
             kv_pages_cached: now.pages_cached,

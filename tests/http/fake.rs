@@ -159,6 +159,7 @@ impl Runtime for Alphabet {
             context_length: 256,
             kv_capacity_tokens: 1 << 20,
             can_cancel: true,
+            can_park: false,
         }
     }
 
@@ -187,6 +188,10 @@ impl Runtime for Alphabet {
             let _ = gone.job.sink.emit(failed);
         }
     }
+
+    fn park(&self, _id: RequestId) {}
+
+    fn resume(&self, _id: RequestId) {}
 
     fn status(&self) -> RuntimeStatus {
         RuntimeStatus {

@@ -1,0 +1,115 @@
+//! Sequences that share an engine: who gets rows, and what leaves at once.
+
+use crate::support::*;
+use tinyloop::config::EngineConfig;
+use tinyloop::request::*;
+
+#[test]
+fn preempted_sequences_go_on_as_if_nothing_had_happened() {
+    let tight = EngineConfig {
+        kv_tokens: Some(160),
+        ..config()
+    };
+    for prefix_cache in [true, false] {
+        let mut engine = engine_of(
+            None,
+            EngineConfig {
+                prefix_cache,
+                ..tight.clone()
+            },
+        );
+        let requests: Vec<_> = (0..4)
+            .map(|i| {
+                let mut request = seeded(prompt(i, 20), 60, u64::from(i));
+                request.stop.ignore_eos = true;
+                request
+            })
+            .collect();
+        let outcomes: Vec<_> = requests.iter().map(|r| submit(&mut engine, r)).collect();
+        drain(&mut engine);
+        assert!(engine.stats().snapshot().preemptions > 0, "too roomy");
+        for (request, outcome) in requests.iter().zip(outcomes) {
+            let outcome = outcome.lock().clone().without_cache_count();
+            assert_eq!(outcome, alone(None, request));
+        }
+    }
+}
+
+#[test]
+fn a_cancel_frees_everything_at_once() {
+    let mut engine = engine_of(None, config());
+    let request = greedy(prompt(1, 40), 100);
+    let outcome = submit(&mut engine, &request);
+    for _ in 0..6 {
+        step(&mut engine);
+    }
+    engine.cancel(RequestId::generate());
+    assert!(!engine.is_idle());
+    engine.cancel(request.id);
+    assert!(engine.is_idle());
+    engine.check_integrity().expect("the books are right");
+    assert_eq!(engine.stats().snapshot().pages_used, 0);
+    assert_eq!(outcome.lock().failure, Some(RequestError::Cancelled));
+    engine.cancel(request.id);
+}
+
+#[test]
+fn a_consumer_that_is_gone_ends_its_sequence_within_the_quantum() {
+    let mut engine = engine_of(None, config());
+    let request = greedy(prompt(1, 10), 100);
+    let (job, outcome) = job(&request, 3);
+    engine.submit(job);
+    // One quantum computes the prompt and gives the first token; the fourth token finds nobody.
+    for _ in 0..4 {
+        assert!(!engine.is_idle());
+        step(&mut engine);
+    }
+    assert!(engine.is_idle());
+    assert_eq!(engine.stats().snapshot().pages_used, 0);
+    assert_eq!(outcome.lock().tokens.len(), 3);
+}
+
+#[test]
+fn running_generations_get_a_token_in_every_quantum_beside_a_long_prompt() {
+    let mut engine = engine_of(None, config());
+    let running = submit(&mut engine, &greedy(prompt(1, 8), 100));
+    step(&mut engine);
+    let long = submit(&mut engine, &greedy(prompt(2, 150), 2));
+    let short = submit(&mut engine, &greedy(prompt(3, 8), 2));
+    for n_tokens in 2..8 {
+        step(&mut engine);
+        assert_eq!(running.lock().tokens.len(), n_tokens);
+        assert!(engine.stats().snapshot().batch_rows <= 32);
+        if n_tokens == 3 {
+            assert!(
+                short.lock().has_ended(),
+                "the short prompt waits for the long one"
+            );
+        }
+    }
+    assert_eq!(long.lock().tokens.len(), 1);
+}
+
+#[test]
+fn sequences_of_different_depth_share_passes() {
+    let shape = Some((0, 2, 0));
+    let mut engine = engine_of(shape, config());
+    let outcomes: Vec<_> = [1, 4]
+        .map(|loops| {
+            let mut request = greedy(prompt(1, 8), 40);
+            request.loops = Some(loops);
+            let outcome = submit(&mut engine, &request);
+            (request, outcome)
+        })
+        .into();
+    for _ in 0..20 {
+        step(&mut engine);
+    }
+    // One pass per token for the shallow one, four for the deep one: neither waits for the other.
+    let counts = outcomes.iter().map(|(_, o)| o.lock().tokens.len());
+    assert_eq!(counts.collect::<Vec<_>>(), [20, 5]);
+    drain(&mut engine);
+    for (request, outcome) in outcomes {
+        assert_eq!(*outcome.lock(), alone(shape, &request));
+    }
+}

@@ -1,0 +1,115 @@
+//! Random runs: whatever happens around a sequence, its answer stays the same.
+
+use crate::support::*;
+use proptest::prelude::*;
+use tinyloop::config::EngineConfig;
+use tinyloop::request::*;
+
+/// A job of a random run.
+#[derive(Clone, Debug)]
+struct Plan {
+    request: GenerationRequest,
+    /// Steps before it is submitted, and before it is cancelled.
+    start: usize,
+    cancel: Option<usize>,
+    /// Steps before it is parked, and before it is resumed.
+    park: Option<(usize, usize)>,
+}
+
+fn plans(max_loops: u32) -> impl Strategy<Value = Vec<Plan>> {
+    let one = (
+        (0..3_u32, 1..80_usize, 0..14_u32),
+        prop::option::of(0..u64::MAX),
+        1..=max_loops,
+        (0..30_usize, prop::option::weighted(0.25, 0..30_usize)),
+        prop::option::weighted(0.25, (0..30_usize, 0..20_usize)),
+        prop::option::weighted(0.2, Just(1)),
+    );
+    let plan = one.prop_map(
+        |((family, n, max_tokens), seed, loops, (start, cancel), park, scores)| {
+            let mut request = match seed {
+                Some(seed) => seeded(prompt(family, n), max_tokens, seed),
+                None => greedy(prompt(family, n), max_tokens),
+            };
+            request.loops = (loops > 1).then_some(loops);
+            request.prompt_logprobs = scores;
+            Plan {
+                request,
+                start,
+                cancel: cancel.map(|after| start + after),
+                park: park.map(|(after, pause)| (start + after, start + after + pause)),
+            }
+        },
+    );
+    prop::collection::vec(plan, 1..7)
+}
+
+/// Runs the plans together, checking the books after every quantum, and compares with alone.
+fn check_plans(shape: Shape, config: EngineConfig, plans: &[Plan]) -> Result<(), TestCaseError> {
+    let mut engine = engine_of(shape, config);
+    let mut outcomes = vec![None; plans.len()];
+    let mut now = 0;
+    while now <= 80 || !engine.is_idle() {
+        for (plan, outcome) in plans.iter().zip(&mut outcomes) {
+            if plan.start == now {
+                *outcome = Some(submit(&mut engine, &plan.request));
+            }
+            if plan.cancel == Some(now) {
+                engine.cancel(plan.request.id);
+            }
+            if plan.park.is_some_and(|(park, _)| park == now) {
+                engine.park(plan.request.id);
+            }
+            if plan.park.is_some_and(|(_, resume)| resume == now) {
+                engine.resume(plan.request.id);
+            }
+        }
+        step(&mut engine);
+        now += 1;
+        prop_assert!(now < 20_000, "the engine makes no progress");
+    }
+    prop_assert_eq!(engine.stats().snapshot().pages_used, 0);
+    for (plan, outcome) in plans.iter().zip(outcomes) {
+        let outcome = outcome.expect("all were submitted").lock().clone();
+        let expected = alone(shape, &plan.request);
+        if outcome.failure == Some(RequestError::Cancelled) {
+            prop_assert!(plan.cancel.is_some());
+            prop_assert!(expected.tokens.starts_with(&outcome.tokens));
+        } else {
+            prop_assert_eq!(outcome.without_cache_count(), expected);
+        }
+    }
+    Ok(())
+}
+
+fn sizes() -> impl Strategy<Value = EngineConfig> {
+    (1..6_u32, 1..50_u32, 160..700_u64, any::<bool>()).prop_map(
+        |(max_sequences, max_rows, kv_tokens, prefix_cache)| EngineConfig {
+            max_sequences,
+            max_rows,
+            kv_tokens: Some(kv_tokens),
+            prefix_cache,
+            ..config()
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn neighbours_chunks_parks_and_cancels_change_nothing(config in sizes(), plans in plans(1)) {
+        check_plans(None, config, &plans)?;
+    }
+
+    #[test]
+    fn neighbours_of_other_depths_change_nothing(
+        config in sizes(),
+        plans in plans(4),
+        blocks in prop_oneof![Just((0, 2, 0)), Just((1, 1, 1)), Just((1, 2, 0)), Just((0, 1, 1))],
+    ) {
+        // Counted at the default depth of 2; 4 loops need up to twice as many pages.
+        let config = EngineConfig { kv_tokens: config.kv_tokens.map(|n| n * 2), ..config };
+        check_plans(Some(blocks), config, &plans)?;
+    }
+}
