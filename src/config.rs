@@ -186,6 +186,35 @@ impl Default for LogConfig {
     }
 }
 
+/// What answers a model's requests.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelSource {
+    /// The built-in engine, from this file.
+    File(PathBuf),
+    /// A stand-in that repeats the prompt's bytes: what HTTP and the scheduler cost by themselves.
+    Fake(FakeConfig),
+}
+
+/// A stand-in model: `[models.NAME.fake]`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeConfig {
+    /// Jobs it holds at once.
+    pub max_inflight: u32,
+    /// Seconds between the tokens of a job; 0 = the whole answer inside `submit`.
+    #[serde(deserialize_with = "seconds", rename = "tick_s")]
+    pub tick: Duration,
+}
+
+impl Default for FakeConfig {
+    fn default() -> Self {
+        Self {
+            max_inflight: 64,
+            tick: Duration::ZERO,
+        }
+    }
+}
+
 /// One model to serve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -193,8 +222,8 @@ pub struct ModelConfig {
     pub name: String,
     /// Further ids for it.
     pub aliases: Vec<String>,
-    /// Its file.
-    pub file: PathBuf,
+    /// What answers its requests.
+    pub source: ModelSource,
     /// Limits of its executor: `[executor]`, then the model's own.
     pub executor: ExecutorConfig,
     /// Sizes of its engine: `[engine]`, then the model's own.
@@ -239,6 +268,7 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct FileModel {
     file: Option<PathBuf>,
+    fake: Option<FakeConfig>,
     #[serde(default)]
     aliases: Vec<String>,
     /// Read only to check the keys; the values come from the merged tables.
@@ -289,15 +319,24 @@ impl Config {
             *key_file = folder.join(&*key_file);
         }
         for (model_name, model) in file.models {
-            let path = model
-                .file
-                .ok_or_else(|| ConfigError(format!("{name}: models.{model_name} lacks `file`")))?;
+            let source = match (model.file, model.fake) {
+                (Some(path), None) => ModelSource::File(folder.join(path)),
+                (None, Some(fake)) => ModelSource::Fake(fake),
+                (None, None) => {
+                    let lacks = format!("{name}: models.{model_name} lacks `file`");
+                    return Err(ConfigError(lacks));
+                }
+                (Some(_), Some(_)) => {
+                    let both = format!("{name}: models.{model_name} has both `file` and `fake`");
+                    return Err(ConfigError(both));
+                }
+            };
             config.models.push(ModelConfig {
                 executor: deserialize(name, section(&table, &model_name, "executor"))?,
                 engine: deserialize(name, section(&table, &model_name, "engine"))?,
                 name: model_name,
                 aliases: model.aliases,
-                file: folder.join(path),
+                source,
             });
         }
         Ok(config)
@@ -480,7 +519,26 @@ mod tests {
             model.executor.queue_timeout,
             Some(Duration::from_millis(1500))
         );
-        assert_eq!(model.file, Path::new("/etc/t/m.gguf"));
+        let file = Path::new("/etc/t/m.gguf").to_owned();
+        assert_eq!(model.source, ModelSource::File(file));
+    }
+
+    #[test]
+    fn a_model_has_exactly_one_source() {
+        let config = parse("[models.m.fake]\ntick_s = 0.02\n").expect("valid");
+        let fake = FakeConfig {
+            max_inflight: 64,
+            tick: Duration::from_millis(20),
+        };
+        assert_eq!(config.models[0].source, ModelSource::Fake(fake));
+        for (text, fault) in [
+            ("[models.m]\n", "lacks `file`"),
+            ("[models.m]\nfile=\"a\"\n[models.m.fake]\n", "both"),
+            ("[models.m.fake]\ntick_s = -1.0\n", "t.toml:2"),
+        ] {
+            let error = parse(text).unwrap_err().0;
+            assert!(error.contains(fault), "{text}: {error}");
+        }
     }
 
     #[test]

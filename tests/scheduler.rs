@@ -515,7 +515,7 @@ fn dropping_a_stream_cancels_its_job() {
 
 /// A stepped runtime whose answers are these bytes, one token each.
 fn speaking(text: &'static str) -> FakeRuntime {
-    let tokenizer = Some(Arc::new(Tokenizer::bytes_for_tests()));
+    let tokenizer = Some(Arc::new(Tokenizer::bytes()));
     let script = move |request: &GenerationRequest| {
         let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
         fake::answer(request, &tokens, FinishReason::Length)

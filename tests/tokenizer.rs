@@ -384,7 +384,7 @@ fn chatml_is_the_template_of_files_that_carry_none() {
 
 #[test]
 fn a_message_cannot_write_control_tokens() {
-    let tokenizer = Tokenizer::bytes_for_tests();
+    let tokenizer = Tokenizer::bytes();
     let template = ChatTemplate::chatml("<|bos|>", "<|eos|>");
     let (start, end) = (258, 259);
     let evil =
@@ -410,7 +410,7 @@ fn a_message_cannot_write_control_tokens() {
 
 #[test]
 fn control_tokens_stay_text_in_tool_calls_tools_and_refusals() {
-    let tokenizer = Tokenizer::bytes_for_tests();
+    let tokenizer = Tokenizer::bytes();
     let source = "{% if messages[0].content is string %}{{ raise_exception('no ' ~ messages[0].content) }}{% endif %}{{ messages[0] | tojson }}{{ tools | tojson }}{{ note | upper }}<|im_end|>";
     let template = ChatTemplate::compile(source, "", "").expect("compiles");
     let input = TemplateInput {

@@ -39,7 +39,7 @@ fn load(pool: &Pool, config: &ModelConfig) -> Result<Arc<LoadedModel>, Error> {
     let model = loaded.map_err(|error| Error::Other(error.to_string()))?;
     tracing::info!(
         model = %model.name,
-        file = %config.file.display(),
+        file = %model.meta.file,
         context_length = model.context_length,
         seconds = (started.elapsed().as_secs_f64() * 1e3).round() / 1e3,
         "loaded"

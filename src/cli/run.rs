@@ -5,7 +5,7 @@
 
 use super::load::load_one;
 use super::output::{Output, read_text};
-use crate::config::{EngineConfig, ExecutorConfig, ModelConfig};
+use crate::config::{EngineConfig, ExecutorConfig, ModelConfig, ModelSource};
 use crate::error::Error;
 use crate::pool::LoadedModel;
 use crate::request::{FinishReason, GenerationRequest, SamplingParams, TokenId};
@@ -83,7 +83,7 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
     let (pool, model) = load_one(&ModelConfig {
         name: super::serve::name_of(&args.model),
         aliases: Vec::new(),
-        file: args.model.clone(),
+        source: ModelSource::File(args.model.clone()),
         executor: ExecutorConfig::default(),
         engine: EngineConfig {
             context_length: args.ctx_size,

@@ -5,7 +5,7 @@
 
 use super::load::load_all;
 use super::output::Output;
-use crate::config::{Config, ConfigError, LogFormat, ModelConfig};
+use crate::config::{Config, ConfigError, LogFormat, ModelConfig, ModelSource};
 use crate::error::Error;
 use crate::server::{Server, Signals};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -177,7 +177,7 @@ impl ServeArgs {
                     .cloned()
                     .unwrap_or_else(|| name_of(file)),
                 aliases: Vec::new(),
-                file: file.clone(),
+                source: ModelSource::File(file.clone()),
                 executor: config.executor.clone(),
                 engine: config.engine.clone(),
             });

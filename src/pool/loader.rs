@@ -1,15 +1,18 @@
-//! From a model file to an executor that answers.
+//! From a model's configuration to an executor that answers.
 //!
 //! Runs on the caller's thread; nothing is left running when it fails. A broken chat template does
 //! not stop a load: it is a warning here and an error of the chat requests that need it. What is
 //! not here: the registry (`pool`), which models there are (`config`).
 
 use super::{LoadedModel, ModelMeta};
-use crate::config::ModelConfig;
+use crate::config::{FakeConfig, ModelConfig, ModelSource};
 use crate::format::{FormatError, Gguf};
+use crate::runtime::Runtime;
+use crate::runtime::fake::{self, FakeRuntime, Pace};
 use crate::runtime::native::{BackendKind, LoadError as RuntimeError, NativeRuntime};
 use crate::scheduler::{Executor, ExecutorContext, Metrics};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -33,8 +36,8 @@ impl From<FormatError> for LoadError {
     }
 }
 
-/// Loads a GGUF file into the built-in engine and starts its executor. `progress` hears bytes done
-/// of total.
+/// Makes the runtime that the configuration asks for and starts its executor. `progress` hears
+/// bytes done of total.
 ///
 /// # Errors
 /// See [`LoadError`].
@@ -44,7 +47,69 @@ pub fn load(
     metrics: &Arc<Metrics>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedModel, LoadError> {
-    let file = Gguf::open(&config.file)?;
+    let parts = match &config.source {
+        ModelSource::File(path) => load_file(path, config, kind, progress)?,
+        ModelSource::Fake(fake) => fake_parts(fake),
+    };
+    let context = ExecutorContext::new(config.name.clone(), Arc::clone(metrics));
+    let executor = Executor::with_context(vec![parts.runtime], config.executor.clone(), context);
+    executor.start()?;
+    Ok(LoadedModel {
+        name: config.name.clone(),
+        aliases: config.aliases.clone(),
+        created: SystemTime::now(),
+        context_length: executor.context_length(),
+        executor: Arc::new(executor),
+        tokenizer: Some(parts.tokenizer),
+        chat_template: parts.chat_template,
+        meta: parts.meta,
+    })
+}
+
+/// A runtime and what the front needs to talk to it.
+struct Parts {
+    runtime: Arc<dyn Runtime>,
+    tokenizer: Arc<Tokenizer>,
+    chat_template: Result<Arc<ChatTemplate>, String>,
+    meta: ModelMeta,
+}
+
+/// A stand-in that echoes bytes.
+fn fake_parts(config: &FakeConfig) -> Parts {
+    let tokenizer = Arc::new(Tokenizer::bytes());
+    let pace = match config.tick.is_zero() {
+        true => Pace::AtOnce,
+        false => Pace::Threaded(config.tick),
+    };
+    let capability = fake::capability(config.max_inflight);
+    let script = Box::new(fake::echo);
+    let runtime = FakeRuntime::new(capability, pace, Some(Arc::clone(&tokenizer)), script);
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    Parts {
+        runtime: Arc::new(runtime),
+        chat_template: ChatTemplate::compile(template, "", "")
+            .map(Arc::new)
+            .map_err(|error| error.to_string()),
+        meta: ModelMeta {
+            architecture: "fake".to_owned(),
+            title: "stand-in that echoes the prompt".to_owned(),
+            vocab_size: tokenizer.vocab_size() as u32,
+            trained_context_length: capability.context_length,
+            fingerprint: "fp_fake".to_owned(),
+            ..ModelMeta::default()
+        },
+        tokenizer,
+    }
+}
+
+/// A GGUF file in the built-in engine.
+fn load_file(
+    path: &Path,
+    config: &ModelConfig,
+    kind: BackendKind,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Parts, LoadError> {
+    let file = Gguf::open(path)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
     let chat_template = chat_template(&file, &tokenizer);
     if let Err(why) = &chat_template {
@@ -62,23 +127,15 @@ pub fn load(
     let meta = ModelMeta {
         architecture: spec.architecture.clone(),
         title: spec.name.clone(),
-        file: config.file.display().to_string(),
+        file: path.display().to_string(),
         file_bytes: file.file_len(),
         vocab_size: spec.vocab_size,
         trained_context_length: spec.context_length,
         fingerprint: fingerprint(&file, runtime.backend_name()),
     };
-    let context = ExecutorContext::new(config.name.clone(), Arc::clone(metrics));
-    let executor =
-        Executor::with_context(vec![Arc::new(runtime)], config.executor.clone(), context);
-    executor.start()?;
-    Ok(LoadedModel {
-        name: config.name.clone(),
-        aliases: config.aliases.clone(),
-        created: SystemTime::now(),
-        context_length: executor.context_length(),
-        executor: Arc::new(executor),
-        tokenizer: Some(tokenizer),
+    Ok(Parts {
+        runtime: Arc::new(runtime),
+        tokenizer,
         chat_template,
         meta,
     })

@@ -20,6 +20,9 @@ use std::time::Duration;
 /// answer: its sink is dropped after the last one, which is a fault.
 pub type Script = dyn Fn(&GenerationRequest) -> Vec<GenerationEvent> + Send + Sync;
 
+/// Submitted ids that are remembered for tests: a server under load must not grow.
+const SUBMITTED_KEPT: usize = 1 << 16;
+
 /// When jobs move on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
@@ -67,7 +70,8 @@ struct State {
     stepping: Vec<Stepping>,
     n_submitted: u64,
     on_submit: OnSubmit,
-    submitted: Vec<RequestId>,
+    /// The latest [`SUBMITTED_KEPT`], oldest first.
+    submitted: VecDeque<RequestId>,
     stopped: bool,
     dead: bool,
 }
@@ -196,10 +200,10 @@ impl FakeRuntime {
         self.shared.state.lock().on_submit = on_submit;
     }
 
-    /// Ids of all jobs that were ever submitted, in order.
+    /// Ids of the jobs that were submitted, in order; the latest 65,536 of them.
     #[must_use]
     pub fn submitted(&self) -> Vec<RequestId> {
-        self.shared.state.lock().submitted.clone()
+        self.shared.state.lock().submitted.iter().copied().collect()
     }
 
     /// Ids of jobs that have not ended, oldest first.
@@ -370,7 +374,10 @@ impl Runtime for FakeRuntime {
         let id = job.request.id;
         let (on_submit, gone) = {
             let mut state = self.shared.state.lock();
-            state.submitted.push(id);
+            if state.submitted.len() == SUBMITTED_KEPT {
+                state.submitted.pop_front();
+            }
+            state.submitted.push_back(id);
             (state.on_submit, state.stopped || state.dead)
         };
         match on_submit {

@@ -72,12 +72,11 @@ impl Tokenizer {
         from_gguf::tokenizer(file)
     }
 
-    /// A vocabulary for tests that need no file: token `b` is byte `b` for 0..=255, then the
+    /// A vocabulary that needs no file, for stand-ins and tests: token `b` is byte `b` for 0..=255, then the
     /// control tokens 256 `<|bos|>`, 257 `<|eos|>`, 258 `<|im_start|>`, 259 `<|im_end|>`; 257 and
     /// 259 end a generation. BOS is not added by itself. Every text encodes to its bytes.
-    #[doc(hidden)]
     #[must_use]
-    pub fn bytes_for_tests() -> Self {
+    pub fn bytes() -> Self {
         let mut vocabulary = Vocabulary::with_capacity(260);
         for byte in 0..=255_u8 {
             vocabulary.push(TokenKind::Normal, |bytes| bytes.push(byte));

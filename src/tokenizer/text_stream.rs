@@ -194,7 +194,7 @@ mod tests {
 
     /// Bytes pushed as tokens; the steps' texts and whether it stopped.
     fn steps(bytes: &[u8], stop: &[&str], include_stop: bool) -> (Vec<String>, bool) {
-        let tokenizer = Arc::new(Tokenizer::bytes_for_tests());
+        let tokenizer = Arc::new(Tokenizer::bytes());
         let mut stream = TextStream::new(tokenizer, &stops(stop), include_stop, true);
         let mut texts = Vec::new();
         let mut stopped = false;
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn control_tokens_are_shown_only_on_demand() {
         for (skip_special, shown) in [(true, "ab"), (false, "a<|im_end|>b")] {
-            let tokenizer = Arc::new(Tokenizer::bytes_for_tests());
+            let tokenizer = Arc::new(Tokenizer::bytes());
             let mut stream = TextStream::new(tokenizer, &[], false, skip_special);
             let tokens = [u32::from(b'a'), 259, u32::from(b'b'), 1_000_000];
             let text: String = tokens.map(|token| stream.push(token).text).concat();
@@ -296,7 +296,7 @@ mod tests {
             include_stop: bool,
         ) {
             let expected = whole(&bytes, &stops, include_stop);
-            let tokenizer = Arc::new(Tokenizer::bytes_for_tests());
+            let tokenizer = Arc::new(Tokenizer::bytes());
             let mut stream = TextStream::new(tokenizer, &stops, include_stop, true);
             let mut text = String::new();
             for &byte in &bytes {

@@ -99,7 +99,7 @@ impl Alphabet {
         Arc::new(Self {
             stepped,
             max_inflight,
-            tokenizer: Arc::new(Tokenizer::bytes_for_tests()),
+            tokenizer: Arc::new(Tokenizer::bytes()),
             active: Mutex::default(),
             cancelled: Mutex::default(),
             fault,

@@ -5,7 +5,7 @@ use crate::client::Client;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use tinyloop::config::{Config, EngineConfig, ExecutorConfig, ModelConfig};
+use tinyloop::config::{Config, EngineConfig, ExecutorConfig, ModelConfig, ModelSource};
 use tinyloop::pool::{Pool, loader};
 use tinyloop::runtime::native::BackendKind;
 use tinyloop::scheduler::Metrics;
@@ -16,7 +16,7 @@ fn start() -> TestServer {
     let model = ModelConfig {
         name: "tiny".to_owned(),
         aliases: Vec::new(),
-        file,
+        source: ModelSource::File(file),
         executor: ExecutorConfig::default(),
         engine: EngineConfig {
             threads: Some(1),
