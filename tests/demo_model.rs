@@ -13,14 +13,14 @@ use std::path::PathBuf;
 use tinyloop::backend::Backend;
 use tinyloop::backend::cpu::CpuBackend;
 use tinyloop::backend::reference::ReferenceBackend;
-use tinyloop::format::Gguf;
+use tinyloop::format::ModelFile;
 use tinyloop::model::Model;
 use tinyloop::model::testing::Runner;
 use tinyloop::tokenizer::{EncodeOptions, Tokenizer};
 
 const CONTEXT: usize = 512;
 
-fn demo_file() -> Gguf {
+fn demo_file() -> ModelFile {
     let default = "target/models/SmolLM2-135M-Instruct.Q4_1.gguf";
     let path = std::env::var_os("TINYLOOP_DEMO_MODEL").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(default),
@@ -31,7 +31,7 @@ fn demo_file() -> Gguf {
         "{} is missing: run `make model` first",
         path.display()
     );
-    Gguf::open(&path).expect("the demo model is a valid file")
+    ModelFile::open_gguf(&path).expect("the demo model is a valid file")
 }
 
 fn data(name: &str) -> String {
@@ -143,7 +143,7 @@ fn mean_difference(steps: &[Step]) -> f64 {
 }
 
 /// Perplexity over the text; see the module doc.
-fn perplexity(file: &Gguf, model: &Model, backend: &mut dyn Backend) -> f64 {
+fn perplexity(file: &ModelFile, model: &Model, backend: &mut dyn Backend) -> f64 {
     let tokenizer = Tokenizer::from_gguf(file).expect("a known vocabulary");
     let options = EncodeOptions {
         add_special: false,
@@ -167,7 +167,7 @@ fn perplexity(file: &Gguf, model: &Model, backend: &mut dyn Backend) -> f64 {
     (negative_logs / f64::from(n_scored)).exp()
 }
 
-fn load(file: &Gguf, backend: &mut dyn Backend) -> Model {
+fn load(file: &ModelFile, backend: &mut dyn Backend) -> Model {
     Model::load(file, backend, &mut |_, _| {}).expect("the demo model is a llama")
 }
 

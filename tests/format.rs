@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use tinyloop::dtype::DType;
-use tinyloop::format::{Gguf, MetaValue};
+use tinyloop::format::{MetaValue, ModelFile};
 
 /// Counts what the running thread holds, to find the most it held.
 struct Counting;
@@ -56,7 +56,7 @@ fn peak_bytes(run: impl FnOnce()) -> isize {
 const NAME: &str = "mutant.gguf";
 
 fn error_of(bytes: Vec<u8>) -> String {
-    Gguf::from_bytes(NAME, bytes)
+    ModelFile::from_gguf_bytes(NAME, bytes)
         .expect_err("the file is faulty")
         .to_string()
 }
@@ -123,8 +123,8 @@ fn sound_file() -> GgufWriter {
 fn all_metadata_comes_back_as_it_was_written_in_both_versions() {
     for version in [2, 3] {
         let bytes = writer_of_every_kind(version).finish();
-        let file = Gguf::from_bytes(NAME, bytes.clone()).unwrap();
-        assert_eq!(file.version(), version);
+        let file = ModelFile::from_gguf_bytes(NAME, bytes.clone()).unwrap();
+        assert_eq!(file.container(), format!("GGUF v{version}"));
         assert_eq!(file.file_len(), bytes.len() as u64);
         let wanted: Vec<(String, MetaValue)> = every_kind()
             .into_iter()
@@ -141,7 +141,7 @@ fn all_metadata_comes_back_as_it_was_written_in_both_versions() {
 
 #[test]
 fn typed_getters_convert_between_widths() {
-    let file = Gguf::from_bytes(NAME, sound_file().finish()).unwrap();
+    let file = ModelFile::from_gguf_bytes(NAME, sound_file().finish()).unwrap();
     assert_eq!(file.u32("u8").unwrap(), 255);
     assert_eq!(file.u32("u32").unwrap(), u32::MAX);
     assert_eq!(file.optional_u32("absent").unwrap(), None);
@@ -173,7 +173,7 @@ fn says<T: std::fmt::Debug>(result: Result<T, tinyloop::format::FormatError>, wo
 
 #[test]
 fn typed_getters_name_the_key_and_both_kinds() {
-    let file = Gguf::from_bytes(NAME, sound_file().finish()).unwrap();
+    let file = ModelFile::from_gguf_bytes(NAME, sound_file().finish()).unwrap();
     says(file.u32("absent"), &["key absent is missing"]);
     says(file.f32("absent"), &["key absent is missing"]);
     says(file.str("absent"), &["key absent is missing"]);
@@ -210,7 +210,7 @@ fn tensors_come_back_with_their_shapes_and_bytes() {
             .tensor("flat", &[2, 1, 1], DType::F16, &bytes[..4])
             .tensor("cube", &[1, 2, 2], DType::F16, &bytes[..8])
             .finish();
-        let file = Gguf::from_bytes(NAME, file).unwrap();
+        let file = ModelFile::from_gguf_bytes(NAME, file).unwrap();
         let matrix = file.data("matrix").unwrap();
         assert_eq!((matrix.n_out, matrix.n_in), (2, 32));
         assert_eq!((matrix.name, matrix.dtype), ("matrix", DType::Q8_0));
@@ -506,8 +506,9 @@ fn faulty_tensors() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
 
 #[test]
 fn every_fault_is_named() {
-    Gguf::from_bytes(NAME, one_line(line())).expect("the line that is made faulty is sound");
-    Gguf::from_bytes(
+    ModelFile::from_gguf_bytes(NAME, one_line(line()))
+        .expect("the line that is made faulty is sound");
+    ModelFile::from_gguf_bytes(
         NAME,
         GgufWriter::new(3).raw_key(b"k", 9, &nested(4)).finish(),
     )
@@ -549,7 +550,7 @@ fn arrays_that_would_grow_in_memory_are_limited_over_the_whole_file() {
 fn survives(label: &str, bytes: Vec<u8>) -> bool {
     let most = bytes.len() as isize * 16 + 65_536;
     let mut sound = false;
-    let run = || match Gguf::from_bytes(NAME, bytes) {
+    let run = || match ModelFile::from_gguf_bytes(NAME, bytes) {
         Ok(file) => {
             sound = true;
             for info in file.tensors() {
@@ -688,8 +689,8 @@ fn resident_file_bytes() -> u64 {
 
 #[test]
 fn the_demo_model_has_its_known_content() {
-    let file = Gguf::open(&demo_model()).unwrap();
-    assert_eq!(file.version(), 3);
+    let file = ModelFile::open_gguf(&demo_model()).unwrap();
+    assert_eq!(file.container(), "GGUF v3");
     assert_eq!(file.file_len(), 98_362_432);
     assert_eq!(file.metadata().len(), 33);
     assert_eq!(file.tensors().len(), 272);
@@ -728,7 +729,7 @@ fn the_demo_model_has_its_known_content() {
 fn a_tensor_that_is_done_leaves_memory_and_stays_readable() {
     const NAME: &str = "token_embd.weight";
     const N_BYTES: u64 = 30_081_024;
-    let file = Gguf::open(&demo_model()).unwrap();
+    let file = ModelFile::open_gguf(&demo_model()).unwrap();
     let sum = |bytes: &[u8]| bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
     let bytes = file.data(NAME).unwrap().bytes;
     let before = sum(bytes);
@@ -751,7 +752,7 @@ fn what_is_no_regular_file_is_refused() {
         (root.join("no-such-model.gguf"), "No such file"),
         (root.join("Cargo.toml"), "not a GGUF file"),
     ] {
-        let text = Gguf::open(&path).unwrap_err().to_string();
+        let text = ModelFile::open_gguf(&path).unwrap_err().to_string();
         assert!(text.starts_with(&path.display().to_string()), "{text}");
         assert!(text.contains(word), "{text}");
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tinyloop::backend::Backend;
 use tinyloop::backend::cpu::{CpuBackend, Path as CpuPath};
 use tinyloop::backend::reference::ReferenceBackend;
-use tinyloop::format::Gguf;
+use tinyloop::format::ModelFile;
 use tinyloop::model::architectures::ARCHITECTURES;
 use tinyloop::model::testing::Runner;
 use tinyloop::model::{Model, ModelError, ModelSpec};
@@ -43,7 +43,7 @@ struct Difference {
 }
 
 fn difference(fixture: &str, backend: &mut dyn Backend) -> Difference {
-    let file = Gguf::open(&path(&format!("{fixture}.gguf"))).expect("a valid file");
+    let file = ModelFile::open_gguf(&path(&format!("{fixture}.gguf"))).expect("a valid file");
     let model = Model::load(&file, backend, &mut |_, _| {}).expect("a known model");
     let recorded = std::fs::read(path(&format!("{fixture}.json"))).expect("committed");
     let recorded: Value = serde_json::from_slice(&recorded).expect("JSON");
@@ -118,11 +118,11 @@ fn the_cpu_backend_computes_nearly_the_same_on_every_path() {
 }
 
 fn spec(name: &str, bytes: Vec<u8>) -> Result<ModelSpec, ModelError> {
-    ModelSpec::from_gguf(&Gguf::from_bytes(name, bytes)?)
+    ModelSpec::from_gguf(&ModelFile::from_gguf_bytes(name, bytes)?)
 }
 
 fn load(name: &str, bytes: Vec<u8>) -> Result<Model, ModelError> {
-    let file = Gguf::from_bytes(name, bytes)?;
+    let file = ModelFile::from_gguf_bytes(name, bytes)?;
     Model::load(&file, &mut ReferenceBackend::new(), &mut |_, _| {})
 }
 
@@ -187,7 +187,7 @@ fn the_spec_says_what_the_file_says() {
 
 #[test]
 fn progress_grows_to_the_total() {
-    let file = Gguf::from_bytes("tiny", bytes("tiny_llama")).expect("a valid file");
+    let file = ModelFile::from_gguf_bytes("tiny", bytes("tiny_llama")).expect("a valid file");
     let mut seen = Vec::new();
     let mut note = |done, total| seen.push((done, total));
     Model::load(&file, &mut ReferenceBackend::new(), &mut note).expect("a known model");

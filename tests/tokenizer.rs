@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tinyloop::format::Gguf;
+use tinyloop::format::ModelFile;
 use tinyloop::tokenizer::chat_template::TemplateInput;
 use tinyloop::tokenizer::{ChatTemplate, EncodeOptions, Tokenizer};
 
@@ -17,7 +17,7 @@ const PLAIN: EncodeOptions = EncodeOptions {
     parse_special: false,
 };
 
-fn demo_model() -> Gguf {
+fn demo_model() -> ModelFile {
     let default = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/target/models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -29,7 +29,7 @@ fn demo_model() -> Gguf {
         "{} is missing: run `make model` first",
         path.display()
     );
-    Gguf::open(&path).expect("the demo model opens")
+    ModelFile::open_gguf(&path).expect("the demo model opens")
 }
 
 fn test_data(name: &str) -> String {
@@ -159,7 +159,7 @@ impl Metadata {
         file.extend(0_u64.to_le_bytes());
         file.extend(self.n_keys.to_le_bytes());
         file.extend(self.bytes);
-        let file = Gguf::from_bytes("made by the test", file).expect("valid metadata");
+        let file = ModelFile::from_gguf_bytes("made by the test", file).expect("valid metadata");
         Tokenizer::from_gguf(&file).expect("a vocabulary")
     }
 }

@@ -4,7 +4,7 @@
 
 use super::output::Output;
 use crate::error::Error;
-use crate::format::{Gguf, MetaValue};
+use crate::format::{MetaValue, ModelFile};
 use crate::model::ModelSpec;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -33,7 +33,8 @@ pub struct InspectArgs {
 
 /// Prints it.
 pub fn run(args: &InspectArgs) -> Result<(), Error> {
-    let file = Gguf::open(&args.model).map_err(|error| Error::Other(error.to_string()))?;
+    let file =
+        ModelFile::open_gguf(&args.model).map_err(|error| Error::Other(error.to_string()))?;
     let mut output = Output::new();
     if args.json {
         output.line(&as_json(&file, args).to_string())?;
@@ -46,27 +47,27 @@ pub fn run(args: &InspectArgs) -> Result<(), Error> {
 }
 
 /// Tensors and bytes per element type, in the order of the types' names.
-fn types(file: &Gguf) -> BTreeMap<String, (usize, u64)> {
+fn types(file: &ModelFile) -> BTreeMap<String, (usize, u64)> {
     let mut types = BTreeMap::new();
     for tensor in file.tensors() {
         let entry: &mut (usize, u64) = types.entry(format!("{:?}", tensor.dtype)).or_default();
         entry.0 += 1;
-        entry.1 += tensor.file_range.len() as u64;
+        entry.1 += tensor.n_bytes();
     }
     types
 }
 
-fn n_parameters(file: &Gguf) -> u64 {
+fn n_parameters(file: &ModelFile) -> u64 {
     file.tensors()
         .iter()
         .map(|tensor| tensor.dims.iter().product::<u64>())
         .sum()
 }
 
-fn as_lines(file: &Gguf, args: &InspectArgs) -> Vec<String> {
+fn as_lines(file: &ModelFile, args: &InspectArgs) -> Vec<String> {
     let mut lines = vec![format!(
-        "GGUF v{}, {}, {} tensors, {:.1} M parameters",
-        file.version(),
+        "{}, {}, {} tensors, {:.1} M parameters",
+        file.container(),
         megabytes(file.file_len()),
         file.tensors().len(),
         n_parameters(file) as f64 / 1e6
@@ -86,7 +87,7 @@ fn as_lines(file: &Gguf, args: &InspectArgs) -> Vec<String> {
         lines.push(String::new());
         for tensor in file.tensors() {
             let dtype = format!("{:?}", tensor.dtype);
-            let bytes = megabytes(tensor.file_range.len() as u64);
+            let bytes = megabytes(tensor.n_bytes());
             lines.push(format!(
                 "{:<40} {dtype:<6} {:>20} {bytes:>12}",
                 tensor.name,
@@ -100,7 +101,7 @@ fn as_lines(file: &Gguf, args: &InspectArgs) -> Vec<String> {
 }
 
 /// Memory, or why the model cannot be served.
-fn memory_lines(file: &Gguf, args: &InspectArgs) -> Vec<String> {
+fn memory_lines(file: &ModelFile, args: &InspectArgs) -> Vec<String> {
     let spec = match ModelSpec::from_gguf(file) {
         Ok(spec) => spec,
         Err(error) => return vec![format!("cannot be served: {error}")],
@@ -119,7 +120,7 @@ fn memory_lines(file: &Gguf, args: &InspectArgs) -> Vec<String> {
     ]
 }
 
-fn as_json(file: &Gguf, args: &InspectArgs) -> Value {
+fn as_json(file: &ModelFile, args: &InspectArgs) -> Value {
     let metadata: Map<String, Value> = file
         .metadata()
         .iter()
@@ -130,7 +131,7 @@ fn as_json(file: &Gguf, args: &InspectArgs) -> Value {
         .iter()
         .map(|tensor| {
             json!({"name": tensor.name, "type": format!("{:?}", tensor.dtype), "dims": tensor.dims,
-                "offset": tensor.file_range.start, "bytes": tensor.file_range.len()})
+                "offset": tensor.file_range.start, "bytes": tensor.n_bytes()})
         })
         .collect();
     let memory = ModelSpec::from_gguf(file).map(|spec| {
@@ -145,7 +146,7 @@ fn as_json(file: &Gguf, args: &InspectArgs) -> Value {
         Err(error) => (Value::Null, Value::from(error.to_string())),
     };
     json!({
-        "version": file.version(), "file_bytes": file.file_len(),
+        "container": file.container(), "file_bytes": file.file_len(),
         "parameters": n_parameters(file), "metadata": metadata, "tensors": tensors,
         "memory": memory, "cannot_be_served": fault,
     })

@@ -1,11 +1,17 @@
-//! Containers of weights: GGUF today, safetensors later. Read-only, validated before use.
+//! Containers of weights: GGUF and safetensors. Validated before use.
 //!
 //! No thread. `unsafe` only for the memory map. What is not here: what tensors mean (`model`),
 //! arithmetic on them (`backend`), vocabularies (`tokenizer`).
 
+mod bytes;
 pub mod gguf;
+pub mod model_file;
+pub mod safetensors;
 
-pub use gguf::{Gguf, MetaValue, TensorInfo};
+use gguf::shown;
+pub use gguf::{MetaValue, TensorInfo, View};
+pub use model_file::ModelFile;
+pub use safetensors::Safetensors;
 
 /// What is wrong with a file, naming the key or tensor.
 #[derive(Debug, thiserror::Error)]

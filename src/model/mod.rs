@@ -4,7 +4,7 @@
 //! loaded. What is not here: KV allocation and sampling (`engine`), arithmetic (`backend`).
 //!
 //! ```text
-//! Gguf ─► spec (through architectures, rope) ─► plan ─► weights (names table, checks) ─► Model
+//! ModelFile ─► spec (through architectures, rope) ─► plan ─► weights (names table, checks) ─► Model
 //! Model + Pass ─► forward::run_pass ─► logits
 //! ```
 
@@ -21,7 +21,7 @@ pub use plan::{Plan, Segment, Stage};
 pub use spec::ModelSpec;
 
 use crate::backend::{Backend, BackendError, StateGeometry};
-use crate::format::{FormatError, Gguf};
+use crate::format::{FormatError, ModelFile};
 
 /// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +57,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 impl Model {
     /// Reads spec and weights; each tensor is handed to the backend once.
     pub fn load(
-        file: &Gguf,
+        file: &ModelFile,
         backend: &mut dyn Backend,
         progress: Progress<'_>,
     ) -> Result<Self, ModelError> {

@@ -6,7 +6,7 @@
 
 use super::ModelError;
 use crate::backend::{RopePairs, RopeTable};
-use crate::format::Gguf;
+use crate::format::ModelFile;
 
 /// A rotary embedding as the file describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +49,7 @@ pub enum RopeScaling {
 impl RopeSpec {
     /// Reads `{architecture}.rope.*`; errors name the key.
     pub fn from_gguf(
-        file: &Gguf,
+        file: &ModelFile,
         architecture: &str,
         pairs: RopePairs,
         head_dim: u32,
@@ -108,7 +108,11 @@ impl RopeSpec {
 }
 
 impl RopeScaling {
-    fn from_gguf(file: &Gguf, architecture: &str, context_length: u32) -> Result<Self, ModelError> {
+    fn from_gguf(
+        file: &ModelFile,
+        architecture: &str,
+        context_length: u32,
+    ) -> Result<Self, ModelError> {
         let key = |suffix: &str| format!("{architecture}.rope.scaling.{suffix}");
         let factor = match file.optional_f32(&key("factor"))? {
             Some(factor) => Some(factor),

@@ -6,7 +6,7 @@
 use super::ModelError;
 use super::architectures::{self, Architecture};
 use super::rope::RopeSpec;
-use crate::format::Gguf;
+use crate::format::ModelFile;
 
 /// Sizes and switches. Everything that differs between architectures is a field here.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,7 +66,7 @@ pub struct MemoryNeeded {
 
 impl ModelSpec {
     /// Reads it; errors name the key.
-    pub fn from_gguf(file: &Gguf) -> Result<Self, ModelError> {
+    pub fn from_gguf(file: &ModelFile) -> Result<Self, ModelError> {
         let row = known_architecture(file)?;
         refuse_unsupported(file, row.name)?;
         let key = |suffix: &str| format!("{}.{suffix}", row.name);
@@ -152,7 +152,7 @@ impl ModelSpec {
     }
 }
 
-fn known_architecture(file: &Gguf) -> Result<&'static Architecture, ModelError> {
+fn known_architecture(file: &ModelFile) -> Result<&'static Architecture, ModelError> {
     let name = file.str("general.architecture")?;
     architectures::find(name).ok_or_else(|| {
         ModelError::Unknown(format!(
@@ -164,7 +164,7 @@ fn known_architecture(file: &Gguf) -> Result<&'static Architecture, ModelError> 
 
 /// Keys whose presence (other than with a neutral value) changes the maths of the shared block.
 /// Ignoring one would load a model that talks nonsense.
-fn refuse_unsupported(file: &Gguf, architecture: &str) -> Result<(), ModelError> {
+fn refuse_unsupported(file: &ModelFile, architecture: &str) -> Result<(), ModelError> {
     let neutral_values = [
         ("expert_count", 0.0, "mixtures of experts"),
         ("attention.clamp_kqv", 0.0, "clamped queries and keys"),
@@ -190,7 +190,7 @@ fn refuse_unsupported(file: &Gguf, architecture: &str) -> Result<(), ModelError>
 }
 
 /// A size that may not be 0 and stays far from any overflow of products.
-fn positive(file: &Gguf, key: &str) -> Result<u32, ModelError> {
+fn positive(file: &ModelFile, key: &str) -> Result<u32, ModelError> {
     const LARGEST: u32 = 1 << 24;
     match file.u32(key)? {
         value if (1..=LARGEST).contains(&value) => Ok(value),
@@ -202,7 +202,7 @@ fn positive(file: &Gguf, key: &str) -> Result<u32, ModelError> {
 }
 
 fn head_dim(
-    file: &Gguf,
+    file: &ModelFile,
     architecture: &str,
     d_model: u32,
     n_heads: u32,
@@ -231,7 +231,7 @@ fn head_dim(
     }
 }
 
-fn vocab_size(file: &Gguf) -> Result<u32, ModelError> {
+fn vocab_size(file: &ModelFile) -> Result<u32, ModelError> {
     let name = "token_embd.weight";
     let rows = file
         .tensor(name)
@@ -245,7 +245,7 @@ fn vocab_size(file: &Gguf) -> Result<u32, ModelError> {
     })
 }
 
-fn epsilon(file: &Gguf, key: &str) -> Result<f32, ModelError> {
+fn epsilon(file: &ModelFile, key: &str) -> Result<f32, ModelError> {
     match file.f32(key)? {
         value if value.is_finite() && (0.0..1.0).contains(&value) => Ok(value),
         value => Err(file

@@ -189,7 +189,11 @@ impl TensorSource for RandomTensors {
             .collect()
     }
 
-    fn matrix(&self, name: &str) -> Result<TensorData<'_>, FormatError> {
+    fn matrix<'a>(
+        &'a self,
+        name: &str,
+        _scratch: &'a mut Vec<u8>,
+    ) -> Result<TensorData<'a>, FormatError> {
         let (name, RandomTensor { dims, bytes }) = self.find(name)?;
         Ok(TensorData {
             name,

@@ -12,7 +12,7 @@ use crate::backend::{
     AttendOp, AttentionOutputOp, Backend, FeedForwardOp, Linear, LogitsOp, MatrixId, QkvOp, RopeId,
     TensorData, VectorId,
 };
-use crate::format::{FormatError, Gguf};
+use crate::format::{FormatError, ModelFile};
 
 /// Ids of all weights, arranged as operations.
 #[derive(Clone, Debug)]
@@ -42,8 +42,12 @@ pub struct Block {
 pub trait TensorSource {
     /// Names and shapes `(n_out, n_in)` of everything there is; vectors have `n_out` 1.
     fn shapes(&self) -> Vec<(String, Vec<u64>)>;
-    /// A tensor as a matrix.
-    fn matrix(&self, name: &str) -> Result<TensorData<'_>, FormatError>;
+    /// A tensor as a matrix. What is not stored as it will be used is made in `scratch`.
+    fn matrix<'a>(
+        &'a self,
+        name: &str,
+        scratch: &'a mut Vec<u8>,
+    ) -> Result<TensorData<'a>, FormatError>;
     /// A tensor as f32 values.
     fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError>;
     /// The tensor will not be read again soon: its pages need not stay in memory.
@@ -52,24 +56,28 @@ pub trait TensorSource {
     fn invalid(&self, reason: String) -> FormatError;
 }
 
-impl TensorSource for Gguf {
+impl TensorSource for ModelFile {
     fn shapes(&self) -> Vec<(String, Vec<u64>)> {
         self.tensors()
             .iter()
             .map(|tensor| (tensor.name.clone(), tensor.dims.clone()))
             .collect()
     }
-    fn matrix(&self, name: &str) -> Result<TensorData<'_>, FormatError> {
-        self.data(name)
+    fn matrix<'a>(
+        &'a self,
+        name: &str,
+        scratch: &'a mut Vec<u8>,
+    ) -> Result<TensorData<'a>, FormatError> {
+        self.read(name, scratch)
     }
     fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError> {
-        Gguf::vector(self, name)
+        ModelFile::vector(self, name)
     }
     fn done_with(&self, name: &str) {
         self.advise_done(name);
     }
     fn invalid(&self, reason: String) -> FormatError {
-        Gguf::invalid(self, reason)
+        ModelFile::invalid(self, reason)
     }
 }
 
@@ -200,6 +208,7 @@ impl ModelWeights {
         let mut loader = Loader {
             present: source.shapes().into_iter().map(|(name, _)| name).collect(),
             bytes_done: 0,
+            scratch: Vec::new(),
             spec,
             source,
             backend,
@@ -239,6 +248,8 @@ struct Loader<'a> {
     progress: Progress<'a>,
     present: std::collections::HashSet<String>,
     bytes_done: u64,
+    /// Where tensors are made that are not stored as they are used.
+    scratch: Vec<u8>,
 }
 
 impl Loader<'_> {
@@ -311,10 +322,11 @@ impl Loader<'_> {
     }
 
     fn matrix(&mut self, name: &str) -> Result<MatrixId, ModelError> {
-        let tensor = self.source.matrix(name)?;
+        let tensor = self.source.matrix(name, &mut self.scratch)?;
+        let n_bytes = tensor.bytes.len() as u64;
         let id = self.backend.load_matrix(&tensor)?;
         self.source.done_with(name);
-        self.advance(tensor.bytes.len() as u64);
+        self.advance(n_bytes);
         Ok(id)
     }
 

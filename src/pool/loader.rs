@@ -6,7 +6,7 @@
 
 use super::{LoadedModel, ModelMeta};
 use crate::config::{FakeConfig, ModelConfig, ModelSource};
-use crate::format::{FormatError, Gguf};
+use crate::format::{FormatError, ModelFile};
 use crate::runtime::Runtime;
 use crate::runtime::fake::{self, FakeRuntime, Pace};
 use crate::runtime::native::{BackendKind, LoadError as RuntimeError, NativeRuntime};
@@ -109,7 +109,7 @@ fn load_file(
     kind: BackendKind,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Parts, LoadError> {
-    let file = Gguf::open(path)?;
+    let file = ModelFile::open_gguf(path)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
     let chat_template = chat_template(&file, &tokenizer);
     if let Err(why) = &chat_template {
@@ -142,7 +142,7 @@ fn load_file(
 }
 
 /// The compiled template, or why there is none.
-fn chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Arc<ChatTemplate>, String> {
+fn chat_template(file: &ModelFile, tokenizer: &Tokenizer) -> Result<Arc<ChatTemplate>, String> {
     let source = file
         .optional_str(TEMPLATE_KEY)
         .map_err(|error| error.to_string())?
@@ -159,7 +159,7 @@ fn chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Arc<ChatTemplate>
 
 /// FNV-1a over what can change the answer to a seed: version, kernels, shapes and kinds of all
 /// tensors, file length. Not over the weights: reading them all would cost seconds.
-fn fingerprint(file: &Gguf, backend_name: &str) -> String {
+fn fingerprint(file: &ModelFile, backend_name: &str) -> String {
     let mut text = format!(
         "{} {backend_name} {}",
         env!("CARGO_PKG_VERSION"),

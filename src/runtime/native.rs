@@ -11,7 +11,7 @@ use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
 use crate::config::EngineConfig;
 use crate::engine::{Engine, EngineError, EngineHandle, EngineLimits, EngineParts};
-use crate::format::{FormatError, Gguf};
+use crate::format::{FormatError, ModelFile};
 use crate::model::{Model, ModelError, ModelSpec, Plan};
 use crate::request::{GenerationRequest, Job, RequestId};
 use crate::tokenizer::Tokenizer;
@@ -65,7 +65,7 @@ impl NativeRuntime {
         kind: BackendKind,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
-        let file = Gguf::open(path)?;
+        let file = ModelFile::open_gguf(path)?;
         let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         Self::from_file(&file, tokenizer, &name, config, kind, progress)
@@ -77,7 +77,7 @@ impl NativeRuntime {
     /// # Errors
     /// See [`LoadError`].
     pub fn from_file(
-        file: &Gguf,
+        file: &ModelFile,
         tokenizer: Arc<Tokenizer>,
         name: &str,
         config: &EngineConfig,

@@ -6,7 +6,7 @@ use super::pretokenizers::PreTokenizer;
 use super::spm::{self, ScoreBpe};
 use super::vocabulary::{TokenKind, Vocabulary};
 use super::{Model, SequenceRules, Tokenizer};
-use crate::format::{FormatError, Gguf};
+use crate::format::{FormatError, ModelFile};
 use crate::request::TokenId;
 
 /// Names of tokens that end a turn or a text in well-known models. Files often name only one of
@@ -37,7 +37,7 @@ enum Family {
 }
 
 /// Builds a tokenizer from a file's metadata.
-pub(crate) fn tokenizer(file: &Gguf) -> Result<Tokenizer, FormatError> {
+pub(crate) fn tokenizer(file: &ModelFile) -> Result<Tokenizer, FormatError> {
     let family = match file.str("tokenizer.ggml.model")? {
         "gpt2" => Family::ByteLevel,
         "llama" => Family::SentencePiece,
@@ -71,7 +71,7 @@ pub(crate) fn tokenizer(file: &Gguf) -> Result<Tokenizer, FormatError> {
     Ok(Tokenizer::from_parts(vocabulary, model, rules, end_tokens))
 }
 
-fn token_kinds(file: &Gguf, n_tokens: usize) -> Result<Vec<TokenKind>, FormatError> {
+fn token_kinds(file: &ModelFile, n_tokens: usize) -> Result<Vec<TokenKind>, FormatError> {
     let key = "tokenizer.ggml.token_type";
     let Some(numbers) = file.optional_ints(key)? else {
         return Ok(vec![TokenKind::Normal; n_tokens]);
@@ -88,7 +88,7 @@ fn token_kinds(file: &Gguf, n_tokens: usize) -> Result<Vec<TokenKind>, FormatErr
 }
 
 /// A key that names a token; Err when the token does not exist.
-fn token_id(file: &Gguf, key: &str, n_tokens: usize) -> Result<Option<TokenId>, FormatError> {
+fn token_id(file: &ModelFile, key: &str, n_tokens: usize) -> Result<Option<TokenId>, FormatError> {
     match file.optional_u32(key)? {
         Some(token) if token as usize >= n_tokens => Err(file.invalid(format!(
             "{key} is {token}, but there are only {n_tokens} tokens"
@@ -98,7 +98,7 @@ fn token_id(file: &Gguf, key: &str, n_tokens: usize) -> Result<Option<TokenId>, 
 }
 
 fn sequence_rules(
-    file: &Gguf,
+    file: &ModelFile,
     family: Family,
     pre: &str,
     n_tokens: usize,
@@ -132,7 +132,7 @@ fn sequence_rules(
 
 /// Ascending.
 fn end_tokens(
-    file: &Gguf,
+    file: &ModelFile,
     texts: &[String],
     eos: Option<TokenId>,
 ) -> Result<Vec<TokenId>, FormatError> {
@@ -175,7 +175,7 @@ fn vocabulary(texts: &[String], kinds: &[TokenKind], family: Family) -> Vocabula
 }
 
 fn byte_level(
-    file: &Gguf,
+    file: &ModelFile,
     texts: &[String],
     vocabulary: &Vocabulary,
     pre: &str,
@@ -189,7 +189,7 @@ fn byte_level(
     Ok(Model::ByteLevel(Box::new(bpe)))
 }
 
-fn sentence_piece(file: &Gguf, vocabulary: &Vocabulary) -> Result<Model, FormatError> {
+fn sentence_piece(file: &ModelFile, vocabulary: &Vocabulary) -> Result<Model, FormatError> {
     let key = "tokenizer.ggml.scores";
     let scores = match file.optional_f32s(key)? {
         Some(scores) if scores.len() == vocabulary.len() => scores.to_vec(),

@@ -20,7 +20,7 @@ mod template_functions;
 pub mod text_stream;
 mod vocabulary;
 
-use crate::format::{FormatError, Gguf};
+use crate::format::{FormatError, ModelFile};
 use crate::request::TokenId;
 use special::{Fragment, SpecialTokens};
 use std::ops::Range;
@@ -68,7 +68,7 @@ pub struct EncodeOptions {
 
 impl Tokenizer {
     /// Built from `tokenizer.ggml.*`.
-    pub fn from_gguf(file: &Gguf) -> Result<Self, FormatError> {
+    pub fn from_gguf(file: &ModelFile) -> Result<Self, FormatError> {
         from_gguf::tokenizer(file)
     }
 

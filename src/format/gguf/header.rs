@@ -11,9 +11,9 @@
 //! this same layout; version 1 had 32-bit lengths. Memory is bounded whatever the file claims:
 //! counts are checked against the bytes that are left, and the head has a largest size.
 
-use super::TensorInfo;
 use super::meta::MetaValue;
 use super::reader::{Fault, Reader, shown};
+use super::tensor_info::{TensorInfo, View};
 use crate::dtype::DType;
 
 const MAGIC: &[u8; 4] = b"GGUF";
@@ -26,14 +26,14 @@ const ALIGNMENT_DEFAULT: u64 = 32;
 const ALIGNMENT_MAX: u64 = 65_536;
 
 /// What the header says.
-pub(super) struct Header {
-    pub(super) version: u32,
-    pub(super) metadata: Vec<(String, MetaValue)>,
-    pub(super) tensors: Vec<TensorInfo>,
+pub(in crate::format) struct Header {
+    pub(in crate::format) version: u32,
+    pub(in crate::format) metadata: Vec<(String, MetaValue)>,
+    pub(in crate::format) tensors: Vec<TensorInfo>,
 }
 
 /// Reads and checks the head of a file, given as the bytes of the whole file.
-pub(super) fn read_header(bytes: &[u8]) -> Result<Header, Fault> {
+pub(in crate::format) fn read_header(bytes: &[u8]) -> Result<Header, Fault> {
     let head = &bytes[..bytes.len().min(HEAD_BYTES_MAX)];
     let mut reader = Reader::new(head);
     let version = read_version(&mut reader, head)?;
@@ -251,7 +251,9 @@ fn place_tensor(
             name,
             dtype,
             dims,
+            store: 0,
             file_range: range.start as usize..range.end as usize,
+            view: View::Stored,
         }),
         Some(range) => Err(format!(
             "tensor {title} ends at byte {}, but the file ends at {file_len}: truncated or corrupt",

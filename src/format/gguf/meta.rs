@@ -54,7 +54,7 @@ impl MetaValue {
     }
 
     /// The kind, and the value where it is a number or a bool: what an error says was found.
-    pub(super) fn described(&self) -> String {
+    pub(in crate::format) fn described(&self) -> String {
         let value = match self {
             MetaValue::F32(value) => value.to_string(),
             MetaValue::F64(value) => value.to_string(),

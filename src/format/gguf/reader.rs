@@ -230,7 +230,7 @@ fn spend(left: &mut usize, count: usize, limit: usize, key: &str) -> Result<(), 
 }
 
 /// A name for an error text: control characters escaped, at most 80 characters of it.
-pub(super) fn shown(name: &str) -> String {
+pub(in crate::format) fn shown(name: &str) -> String {
     const CHARS_SHOWN: usize = 80;
     match name.char_indices().nth(CHARS_SHOWN) {
         None => name.escape_debug().to_string(),

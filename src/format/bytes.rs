@@ -1,0 +1,78 @@
+//! The bytes of a file: mapped, or owned (tests, synthesized tensors). The only `unsafe` of `format/`.
+//!
+//! Immutable after opening; shared by reference.
+//!
+//! **The memory map.** Opening costs nothing; pages come in as they are used. The length holds for
+//! the file as it was at open. When another process truncates it in place while it is mapped, or
+//! its disk fails, touching a lost page ends the process with SIGBUS: the system has no error
+//! return for this, short of copying the whole file. Renaming a new file over the old one is safe,
+//! writing into it is not. The window is the load: the model is copied out of the map, then the
+//! map is dropped.
+
+use super::FormatError;
+use memmap2::{Mmap, UncheckedAdvice};
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+/// Bytes that do not change.
+pub(super) enum Bytes {
+    /// A mapped file.
+    Mapped(Mmap),
+    /// Memory.
+    Owned(Vec<u8>),
+}
+
+impl Bytes {
+    /// Maps a regular file. `wanted` says what should stand there, for errors.
+    pub(super) fn open(path: &Path, wanted: &str) -> Result<Self, FormatError> {
+        let name = || path.display().to_string();
+        let io = |source| FormatError::Io {
+            path: name(),
+            source,
+        };
+        // Asked before opening: opening a pipe would wait for its writer.
+        let metadata = std::fs::metadata(path).map_err(io)?;
+        if !metadata.is_file() {
+            return Err(FormatError::Invalid {
+                path: name(),
+                reason: format!("it is not a regular file; {wanted} is needed"),
+            });
+        }
+        if metadata.len() == 0 {
+            // An empty file cannot be mapped.
+            return Ok(Self::Owned(Vec::new()));
+        }
+        let file = File::open(path).map_err(io)?;
+        // SAFETY: the map is read-only and this process never writes to the file. Rust's aliasing
+        // rules hold as long as no other process does while it is mapped, which is the contract of
+        // a model file; all reads stay inside the length of the map. The module's page says what a
+        // truncation by someone else does.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        Ok(Self::Mapped(map))
+    }
+
+    /// All of them.
+    pub(super) fn as_slice(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+
+    /// Tells the operating system that a range is not needed any more, so that a loader which
+    /// copies weights does not hold the file resident as well. Only a hint: the bytes stay
+    /// readable, pages come back when touched. Does nothing for bytes in memory.
+    pub(super) fn advise_done(&self, range: &Range<usize>) {
+        let Bytes::Mapped(map) = self else { return };
+        // SAFETY: this advice is unsafe where it can change what memory holds: on private or
+        // anonymous memory. This map is shared, file-backed and read-only, so a dropped page
+        // comes back from the file with the same bytes and slices into it stay valid. The range
+        // lies inside the map (checked at open; the call checks it again).
+        let advised = unsafe {
+            map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
+        };
+        // A system that refuses the hint costs memory, nothing else.
+        drop(advised);
+    }
+}
