@@ -19,6 +19,8 @@ use toml::{Table, Value};
 pub struct ExecutorConfig {
     /// Most requests waiting in the queue.
     pub max_queue_depth: usize,
+    /// Most prompt tokens of all requests waiting in the queue; None = no such limit.
+    pub max_queued_prompt_tokens: Option<u64>,
     /// Server-wide latency objective for requests that name none.
     pub default_slo_ms: Option<u64>,
     /// Registered prefixes.
@@ -32,18 +34,25 @@ pub struct ExecutorConfig {
     /// Longest wait in the queue; in the file `queue_timeout_s`.
     #[serde(rename = "queue_timeout_s", deserialize_with = "optional_seconds")]
     pub queue_timeout: Option<Duration>,
+    /// Whether a request may take the slot of a running one of lower priority.
+    pub preempt_running: bool,
+    /// How often one request may lose its slot to others.
+    pub max_preemptions: u32,
 }
 
 impl Default for ExecutorConfig {
     fn default() -> Self {
         Self {
             max_queue_depth: 128,
+            max_queued_prompt_tokens: None,
             default_slo_ms: None,
             prefix_pool_capacity: 16,
             ema_alpha: 0.2,
             target_inflight: None,
             aging_interval_ms: 5000,
             queue_timeout: None,
+            preempt_running: false,
+            max_preemptions: 3,
         }
     }
 }

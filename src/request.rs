@@ -154,6 +154,8 @@ pub struct GenerationRequest {
     pub prompt_logprobs: Option<u32>,
     /// Loops asked of a looped model; None = the model's default.
     pub loops: Option<u32>,
+    /// Fewest loops the request accepts, when that meets its latency objective; None = as asked.
+    pub min_loops: Option<u32>,
     /// Sliding attention window in tokens; 0 = full attention.
     pub cache_window: u32,
     /// Whether blocks computed by earlier requests may be reused.
@@ -175,6 +177,7 @@ impl GenerationRequest {
             logprobs: None,
             prompt_logprobs: None,
             loops: None,
+            min_loops: None,
             cache_window: 0,
             reuse_prefix: true,
             isolation_key: 0,

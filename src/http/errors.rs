@@ -217,7 +217,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::NotStarted => ErrorCode::ModelLoading,
             SubmitError::Shutdown => ErrorCode::ShuttingDown,
             SubmitError::ModelUnloading => ErrorCode::ModelUnloading,
-            SubmitError::EmptyPrompt => ErrorCode::InvalidValue,
+            SubmitError::EmptyPrompt | SubmitError::SloBelowIdle { .. } => ErrorCode::InvalidValue,
             SubmitError::PromptTooLong { .. }
             | SubmitError::TooLong { .. }
             | SubmitError::KvTooSmall { .. } => ErrorCode::ContextLengthExceeded,
@@ -250,6 +250,8 @@ mod tests {
         let full = SubmitError::QueueFull {
             queue_depth: 3,
             max_queue_depth: 3,
+            queued_prompt_tokens: 30,
+            max_queued_prompt_tokens: None,
             retry_after_s: 7,
         };
         let full = ApiError::from(full);

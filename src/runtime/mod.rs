@@ -58,6 +58,18 @@ pub struct RuntimeStatus {
     pub step_age: Option<Duration>,
 }
 
+/// Time that a request takes as a linear function of its loops: `fixed_ms + per_loop_ms * loops`.
+/// Only the ratio matters, so any unit of work will do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoopCost {
+    /// The part that does not loop.
+    pub fixed_ms: f64,
+    /// The part that is run once per loop; above 0.
+    pub per_loop_ms: f64,
+    /// Loops of a request that names none.
+    pub default_loops: u32,
+}
+
 /// A replica. Jobs report through their sinks; see [`crate::request::GenerationEvent`].
 pub trait Runtime: Send + Sync {
     /// What it can hold.
@@ -78,6 +90,10 @@ pub trait Runtime: Send + Sync {
     fn resume(&self, id: RequestId);
     /// What it is doing.
     fn status(&self) -> RuntimeStatus;
+    /// What a loop costs, for looped models; None for others and before it was measured.
+    fn loop_cost(&self) -> Option<LoopCost> {
+        None
+    }
     /// The vocabulary of its `Token` events; None when it sends text.
     fn tokenizer(&self) -> Option<Arc<Tokenizer>>;
     /// Ends its thread after failing what is left. Idempotent; joins.

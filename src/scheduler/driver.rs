@@ -4,14 +4,16 @@
 //! the only place that hands jobs to runtimes and the only one that frees slots. There is no `?`
 //! in it: every error becomes an ending that reaches a waiter.
 
+use super::estimate::Sample;
 use super::executor::Core;
-use super::lifecycle::Transition;
+use super::lifecycle::{Lifecycle, Stamp, Transition};
 use super::queue::{Event, Running};
-use super::record::Ending;
+use super::record::{Ending, Record};
 use super::sink::Sink;
 use crate::request::{Job, RequestError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The body of the driver thread.
 pub(crate) fn run(core: &Arc<Core>) {
@@ -48,18 +50,26 @@ fn handle(core: &Arc<Core>, event: Event) {
 /// The slot first, the waiter then: who learns of the end sees a free slot.
 fn ended(core: &Core, number: u64, ending: &Ending) {
     let now = core.stamp();
-    let is_sample = matches!(ending, Ending::Done { .. });
-    let released = core.queue.release(
-        number,
-        |record| {
-            let dispatched = record.state().stamps().dispatched.filter(|_| is_sample)?;
-            Some(now.at.duration_since(dispatched.at))
-        },
-        now.at,
-    );
-    if let Some(record) = released {
+    let sample = |record: &Record| sample(&record.state(), ending, now);
+    if let Some(record) = core.queue.release(number, sample, now.at) {
         core.settle(&record, ending);
     }
+}
+
+/// What a job that ended now says about the time that requests take. An answer that a stop string
+/// completed is as good as any: its record is done, though its job was taken back.
+fn sample(state: &Lifecycle, ending: &Ending, now: Stamp) -> Option<Sample> {
+    let ended_well = matches!(
+        (state, ending),
+        (Lifecycle::Done(_), _) | (_, Ending::Done { .. })
+    );
+    let stamps = state.stamps();
+    let dispatched = stamps.dispatched.filter(|_| ended_well)?.at;
+    let since_dispatch_ms = |at: Instant| at.duration_since(dispatched).as_secs_f64() * 1e3;
+    Some(Sample {
+        service_ms: since_dispatch_ms(now.at),
+        first_token_ms: stamps.first_token.map(|stamp| since_dispatch_ms(stamp.at)),
+    })
 }
 
 /// The waiter learns it at once; the slot stays taken until the runtime says that it is free.

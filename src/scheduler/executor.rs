@@ -5,23 +5,27 @@
 //! `shutdown` returned nothing runs and every waiter has its end. What is not here: any decision
 //! (`admission`, `replica`) and the loop (`driver`).
 
-use super::admission::{Closed, Demand, SubmitError, Supply};
+use super::admission::{Closed, Demand, Supply};
 use super::driver;
-use super::lifecycle::{Lifecycle, Stamp};
+use super::estimate::Measured;
+use super::lifecycle::Stamp;
 use super::metrics::{Metrics, ModelMetrics};
 use super::queue::{Event, Queue};
-use super::record::{Ending, PRIORITY_MAX, Record, SubmitOptions};
+use super::record::{Delivery, Ending, PRIORITY_MAX, Record, SubmitOptions};
+use super::refusal::SubmitError;
 use super::replica::{self, ReplicaLoad};
+use super::snapshot::{ReplicaSnapshot, RequestInfo, Snapshot, info};
 use super::ticket::{self, CancelHandle, Ticket, TokenStream};
 use crate::clock::{Clock, SystemClock};
 use crate::config::ExecutorConfig;
 use crate::request::{GenerationRequest, RequestError, RequestId};
-use crate::runtime::{Runtime, RuntimeStatus};
+use crate::runtime::{LoopCost, Runtime};
 use crate::tokenizer::{TextStream, Tokenizer};
+use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// How long `shutdown` waits for runtimes to let go of jobs it cancelled, before it ends them.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
@@ -107,6 +111,25 @@ impl Core {
             })
             .collect();
         replica::choose(&loads, last)
+    }
+
+    /// What loops cost; the replicas run the same model, so the first that knows speaks for all.
+    fn loop_cost(&self) -> Option<LoopCost> {
+        self.replicas
+            .iter()
+            .find_map(|replica| replica.runtime.loop_cost())
+    }
+
+    fn demand(&self, record: &Record) -> Demand {
+        let (request, options) = (&record.request, &record.options);
+        Demand {
+            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
+            max_tokens: request.max_tokens,
+            slo_ms: self.slo_ms(options),
+            slo_ttft_ms: options.slo_ttft_ms,
+            loops: request.loops,
+            min_loops: request.min_loops,
+        }
     }
 
     /// The objective that holds for a request.
@@ -228,7 +251,7 @@ impl Executor {
             streaming: false,
             ..options
         };
-        self.enqueue(request, options).map(Ticket::new)
+        self.enqueue_one(request, options).map(Ticket::new)
     }
 
     /// Queues a request whose answer is wanted as it is made.
@@ -241,45 +264,91 @@ impl Executor {
             streaming: true,
             ..options
         };
-        self.enqueue(request, options)
+        self.enqueue_one(request, options)
     }
 
-    fn enqueue(
+    /// Queues several requests, all or none: if one is refused, none was ever there. Each counts
+    /// those before it as waiting ahead of it. `options.streaming` stays as the caller set it.
+    ///
+    /// # Errors
+    /// The refusal of the first that cannot be taken.
+    pub fn submit_many(
+        &self,
+        requests: Vec<GenerationRequest>,
+        options: SubmitOptions,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
+        let now = self.core.stamp();
+        let (mut records, receivers): (Vec<_>, Vec<_>) = requests
+            .into_iter()
+            .map(|request| self.prepare(request, options.clone(), now))
+            .unzip();
+        self.admit(&mut records, now)?;
+        let streams = records.into_iter().zip(receivers);
+        Ok(streams
+            .map(|(record, receiver)| self.stream_of(record, receiver))
+            .collect())
+    }
+
+    fn enqueue_one(
+        &self,
+        request: GenerationRequest,
+        options: SubmitOptions,
+    ) -> Result<TokenStream, SubmitError> {
+        let now = self.core.stamp();
+        let (mut record, receiver) = self.prepare(request, options, now);
+        self.admit(std::slice::from_mut(&mut record), now)?;
+        Ok(self.stream_of(record, receiver))
+    }
+
+    /// The record of a request that comes now, and where its answer will be.
+    fn prepare(
         &self,
         request: GenerationRequest,
         mut options: SubmitOptions,
-    ) -> Result<TokenStream, SubmitError> {
+        now: Stamp,
+    ) -> (Arc<Record>, Receiver<Delivery>) {
         let core = &self.core;
-        let now = core.stamp();
         options.priority = options.priority.clamp(-PRIORITY_MAX, PRIORITY_MAX);
-        let demand = Demand {
-            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
-            max_tokens: request.max_tokens,
-            slo_ms: core.slo_ms(&options),
-        };
         let timeout = options.queue_timeout.or(core.config.queue_timeout);
         let deadline = timeout.and_then(|timeout| now.at.checked_add(timeout));
         let key = core.queue.key(options.priority, now.at);
         let (sender, receiver) = ticket::channel();
-        let skip_special = options.skip_special_tokens;
-        let request = Arc::new(request);
-        let record = Record::new(Arc::clone(&request), options, key, deadline, sender, now);
-        let record = Arc::new(record);
+        let record = Record::new(Arc::new(request), options, key, deadline, sender, now);
+        (Arc::new(record), receiver)
+    }
+
+    fn admit(&self, group: &mut [Arc<Record>], now: Stamp) -> Result<(), SubmitError> {
+        let core = &self.core;
+        let limits = Supply {
+            loop_cost: core.loop_cost(),
+            ..core.limits
+        };
         core.queue
-            .admit(&record, demand, core.limits, now.at)
-            .inspect_err(|error| core.metrics.rejected(error.reason()))?;
-        let stop = &request.stop;
-        let text = match &core.tokenizer {
+            .admit(group, |record| core.demand(record), limits, now.at)
+            .inspect_err(|error| {
+                for _ in group.iter() {
+                    core.metrics.rejected(error.reason());
+                }
+            })?;
+        for record in group.iter() {
+            core.metrics.admitted(record.loops);
+        }
+        Ok(())
+    }
+
+    fn stream_of(&self, record: Arc<Record>, receiver: Receiver<Delivery>) -> TokenStream {
+        let stop = &record.request.stop;
+        let text = match &self.core.tokenizer {
             Some(tokenizer) => TextStream::new(
                 Arc::clone(tokenizer),
                 &stop.strings,
                 stop.include_stop_string,
-                skip_special,
+                record.options.skip_special_tokens,
             ),
             None => TextStream::for_text(&stop.strings, stop.include_stop_string),
         };
-        let handle = CancelHandle::new(Arc::clone(core), record);
-        Ok(TokenStream::new(handle, receiver, text))
+        let handle = CancelHandle::new(Arc::clone(&self.core), record);
+        TokenStream::new(handle, receiver, text)
     }
 
     /// Requests that an idle executor takes at once for certain: as many as may wait (one when
@@ -433,80 +502,13 @@ fn limits(replicas: &[Replica], config: &ExecutorConfig) -> Supply {
             .unwrap_or(0),
         queue_depth: 0,
         queue_ahead: 0,
+        group_ahead: 0,
         max_queue_depth: config.max_queue_depth,
+        queued_prompt_tokens: 0,
+        max_queued_prompt_tokens: config.max_queued_prompt_tokens,
         in_flight: 0,
         capacity: replicas.iter().map(|replica| replica.target).sum(),
-        ema_dispatch_ms: None,
-        drain_rate_per_s: None,
+        measured: Measured::default(),
+        loop_cost: None,
     }
-}
-
-fn info(record: &Record, now: Stamp) -> RequestInfo {
-    let state = record.state();
-    RequestInfo {
-        id: record.request.id,
-        state,
-        priority: record.options.priority,
-        streaming: record.options.streaming,
-        client: record.options.client.clone(),
-        queued_at: state.stamps().queued.wall,
-        age: now.at.duration_since(state.stamps().queued.at),
-        prompt_tokens: record.request.prompt.len() as u32,
-        completion_tokens: record.n_tokens(),
-    }
-}
-
-/// A live request, for lists.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RequestInfo {
-    /// Its id.
-    pub id: RequestId,
-    /// Where it is; a cancelled request stays listed until its runtime lets go of the slot.
-    pub state: Lifecycle,
-    /// As clamped.
-    pub priority: i32,
-    /// Whether its answer is streamed.
-    pub streaming: bool,
-    /// Who asked.
-    pub client: Option<Arc<str>>,
-    /// Wall clock.
-    pub queued_at: SystemTime,
-    /// Time since then.
-    pub age: Duration,
-    /// Tokens of its prompt.
-    pub prompt_tokens: u32,
-    /// Tokens generated so far.
-    pub completion_tokens: u32,
-}
-
-/// One replica at one moment.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReplicaSnapshot {
-    /// Jobs handed to it and not ended.
-    pub inflight: u32,
-    /// `min(configured, capability)`.
-    pub target: u32,
-    /// What it says of itself.
-    pub status: RuntimeStatus,
-}
-
-/// An executor at one moment.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Snapshot {
-    /// Public name.
-    pub model: String,
-    /// Requests waiting.
-    pub queue_depth: usize,
-    /// Requests in replicas: the sum of the replicas' `inflight`.
-    pub in_flight: u32,
-    /// Moving average of the time from dispatch to completion; None before the first.
-    pub ema_dispatch_ms: Option<f64>,
-    /// Per replica, as configured; None = what it can hold.
-    pub configured_target_inflight: Option<u32>,
-    /// Over all replicas, after clamping.
-    pub effective_target_inflight: u32,
-    /// Started and not closed.
-    pub accepting: bool,
-    /// Its replicas.
-    pub replicas: Vec<ReplicaSnapshot>,
 }

@@ -6,9 +6,10 @@
 //! every refusal; `requests_total` counts accepted requests by how they ended. What is not here:
 //! metrics of the HTTP side, which registers its own through [`Metrics::registry`].
 
-use super::executor::Snapshot;
+use super::admission::Loops;
 use super::lifecycle::{Lifecycle, Stamps};
 use super::record::{Ending, Record};
+use super::snapshot::Snapshot;
 use prometheus::core::Collector;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
@@ -48,6 +49,7 @@ pub struct Metrics {
     slo_met: IntCounterVec,
     slo_missed: IntCounterVec,
     prefix_tokens_reused: IntCounterVec,
+    loops_downgraded: IntCounterVec,
     /// Monotonic values that runtimes count themselves, set at scrape.
     preemptions: IntCounterVec,
     prefix_queries: IntCounterVec,
@@ -181,6 +183,7 @@ impl Metrics {
             slo_met: counter("tinyloop_slo_met_total", "Requests with a latency objective that were dispatched within it.", model),
             slo_missed: counter("tinyloop_slo_missed_total", "Requests with a latency objective that waited longer.", model),
             prefix_tokens_reused: counter("tinyloop_prefix_tokens_reused_total", "Prompt tokens whose KV came from the prefix cache.", model),
+            loops_downgraded: counter("tinyloop_loops_downgraded_total", "Requests that were granted fewer loops than asked to meet their latency objective.", model),
             preemptions: counter("tinyloop_preemptions_total", "Sequences preempted and recomputed later.", model),
             prefix_queries: counter("tinyloop_prefix_queries_total", "Prompt tokens looked up in the prefix cache.", model),
             prefix_hits: counter("tinyloop_prefix_hits_total", "Prompt tokens found in the prefix cache.", model),
@@ -233,6 +236,7 @@ impl Metrics {
             slo_met: self.slo_met.with_label_values(&label),
             slo_missed: self.slo_missed.with_label_values(&label),
             prefix_tokens_reused: self.prefix_tokens_reused.with_label_values(&label),
+            loops_downgraded: self.loops_downgraded.with_label_values(&label),
             requests: self.requests.clone(),
             rejected: self.rejected.clone(),
             cancelled: self.cancelled.clone(),
@@ -336,6 +340,7 @@ pub(crate) struct ModelMetrics {
     slo_met: IntCounter,
     slo_missed: IntCounter,
     prefix_tokens_reused: IntCounter,
+    loops_downgraded: IntCounter,
     requests: IntCounterVec,
     rejected: IntCounterVec,
     cancelled: IntCounterVec,
@@ -352,6 +357,12 @@ impl ModelMetrics {
         self.rejected
             .with_label_values(&[self.model.as_str(), reason])
             .inc();
+    }
+
+    pub(crate) fn admitted(&self, loops: Option<Loops>) {
+        if loops.is_some_and(|loops| loops.granted < loops.asked) {
+            self.loops_downgraded.inc();
+        }
     }
 
     pub(crate) fn dispatched(&self, stamps: &Stamps, slo_ms: Option<u64>) {

@@ -1,7 +1,7 @@
 //! The request scheduler: which request runs when, on which replica, and how it ends.
 //!
 //! Read in this order: `executor` (the library API: one per public model), `admission` (pure: may
-//! it enter), `queue` (who is next; the one lock), `driver` (the thread that dispatches and
+//! it enter; `refusal`: why not; `estimate`: from which measurements), `queue` (who is next; the one lock), `driver` (the thread that dispatches and
 //! completes), `replica` (pure: where to), `sink` (what a runtime reports through), `ticket` (what
 //! the caller holds), `lifecycle` and `record` (the state of one request), `metrics`.
 //!
@@ -22,20 +22,25 @@
 
 pub mod admission;
 pub(crate) mod driver;
+pub mod estimate;
 pub mod executor;
 pub mod lifecycle;
 pub mod metrics;
 pub(crate) mod queue;
 pub(crate) mod record;
+pub mod refusal;
 pub mod replica;
 pub(crate) mod sink;
+pub mod snapshot;
 pub mod ticket;
 
-pub use admission::SubmitError;
-pub use executor::{Executor, ExecutorContext, ReplicaSnapshot, RequestInfo, Snapshot};
+pub use admission::Loops;
+pub use executor::{Executor, ExecutorContext};
 pub use lifecycle::{Lifecycle, Stamp, Stamps};
 pub use metrics::Metrics;
 pub use record::SubmitOptions;
+pub use refusal::{Objective, SubmitError};
+pub use snapshot::{ReplicaSnapshot, RequestInfo, Snapshot};
 pub use ticket::{
     CancelHandle, GenerationChunk, GenerationResult, Outcome, StreamEvent, Ticket, TokenStream,
 };

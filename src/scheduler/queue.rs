@@ -14,17 +14,16 @@
 //!
 //! What is not here: any decision (`admission`, `replica`) and any effect (`driver`).
 
-use super::admission::{self, Admission, Closed, Demand, SubmitError, Supply};
+use super::admission::{self, Admission, Closed, Demand, Supply};
+use super::estimate::{Estimates, Measured, Sample};
 use super::record::{Ending, Record};
+use super::refusal::SubmitError;
 use crate::clock::Clock;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-/// Completions that the drain rate looks back at.
-const DRAIN_WINDOW: usize = 32;
 
 /// Place in the queue; smaller is sooner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,9 +88,9 @@ struct State {
     inflight: Vec<u32>,
     last_replica: usize,
     events: VecDeque<Event>,
-    ema_dispatch_ms: Option<f64>,
-    /// The latest completions, oldest first.
-    completions: VecDeque<Instant>,
+    /// Prompt tokens of `waiting`.
+    queued_prompt_tokens: u64,
+    estimates: Estimates,
 }
 
 /// See the module doc.
@@ -102,7 +101,6 @@ pub(crate) struct Queue {
     next_number: AtomicU64,
     start: Instant,
     aging_interval_ms: u64,
-    ema_alpha: f64,
 }
 
 impl Queue {
@@ -121,15 +119,14 @@ impl Queue {
                 inflight: vec![0; n_replicas],
                 last_replica: n_replicas.saturating_sub(1),
                 events: VecDeque::new(),
-                ema_dispatch_ms: None,
-                completions: VecDeque::new(),
+                queued_prompt_tokens: 0,
+                estimates: Estimates::new(ema_alpha),
             }),
             wake: Condvar::new(),
             idle: Condvar::new(),
             next_number: AtomicU64::new(0),
             start: now,
             aging_interval_ms,
-            ema_alpha,
         }
     }
 
@@ -151,33 +148,35 @@ impl Queue {
         opened
     }
 
-    /// Decides and takes the slot in one step. `supply` brings what does not change; the rest of
-    /// it is filled in here.
+    /// Decides on a group and takes a slot for each, all or none, in one step. Nobody else may hold
+    /// the records yet; they learn here how many loops they are granted. `supply` brings what does
+    /// not change; the rest of it is filled in here.
     pub(crate) fn admit(
         &self,
-        record: &Arc<Record>,
-        demand: Demand,
+        group: &mut [Arc<Record>],
+        demand: impl Fn(&Record) -> Demand,
         supply: Supply,
         now: Instant,
     ) -> Result<(), SubmitError> {
         let mut state = self.state.lock();
-        let supply = Supply {
-            closed: state.closed,
-            queue_depth: state.waiting.len(),
-            queue_ahead: state.waiting.range(..record.key).count(),
-            in_flight: state.running.len() as u32,
-            ema_dispatch_ms: state.ema_dispatch_ms,
-            drain_rate_per_s: state.drain_rate_per_s(now),
-            ..supply
-        };
-        if let Admission::Refuse(error) = admission::decide(demand, supply) {
-            return Err(error);
+        let mut supply = state.supply(supply, now);
+        for (group_ahead, record) in group.iter_mut().enumerate() {
+            let demand = demand(record);
+            if demand.has_objective() {
+                supply.measured = state.estimates.measured(now, state.is_idle());
+                supply.queue_ahead = state.waiting.range(..record.key).count() + group_ahead;
+            }
+            supply.group_ahead = group_ahead;
+            match admission::decide(demand, supply) {
+                Admission::Admit { loops } => Record::grant(record, loops),
+                Admission::Refuse(error) => return Err(error),
+            }
+            supply.queue_depth += 1;
+            supply.queued_prompt_tokens += u64::from(demand.prompt_tokens);
         }
-        state.waiting.insert(record.key, Arc::clone(record));
-        if let Some(deadline) = record.deadline {
-            state.deadlines.insert((deadline, record.key));
+        for record in group.iter() {
+            state.put(record);
         }
-        state.events.push_back(Event::Submitted);
         self.wake.notify_one();
         Ok(())
     }
@@ -235,26 +234,19 @@ impl Queue {
         self.state.lock().running.get(&number).cloned()
     }
 
-    /// Frees the slot of a job whose runtime is done with it. `service`: from dispatch to now, if
-    /// it should count as a sample of the moving average.
+    /// Frees the slot of a job whose runtime is done with it. `sample`: what it says about the time
+    /// that requests take, if it says anything.
     pub(crate) fn release(
         &self,
         number: u64,
-        service: impl FnOnce(&Record) -> Option<Duration>,
+        sample: impl FnOnce(&Record) -> Option<Sample>,
         now: Instant,
     ) -> Option<Arc<Record>> {
         let mut state = self.state.lock();
         let running = state.running.remove(&number)?;
         state.inflight[running.replica] -= 1;
-        if let Some(service) = service(&running.record) {
-            let sample = service.as_secs_f64() * 1e3;
-            let ema = admission::next_ema(state.ema_dispatch_ms, sample, self.ema_alpha);
-            state.ema_dispatch_ms = Some(ema);
-        }
-        if state.completions.len() == DRAIN_WINDOW {
-            state.completions.pop_front();
-        }
-        state.completions.push_back(now);
+        let sample = sample(&running.record);
+        state.estimates.released(sample, now);
         self.idle.notify_all();
         Some(running.record)
     }
@@ -267,6 +259,7 @@ impl Queue {
             state.closed = Some(reason);
         }
         state.deadlines.clear();
+        state.queued_prompt_tokens = 0;
         std::mem::take(&mut state.waiting).into_values().collect()
     }
 
@@ -288,7 +281,7 @@ impl Queue {
         Counts {
             queue_depth: state.waiting.len(),
             inflight: state.inflight.clone(),
-            ema_dispatch_ms: state.ema_dispatch_ms,
+            ema_dispatch_ms: state.estimates.ema_dispatch_ms(),
             closed: state.closed,
         }
     }
@@ -308,8 +301,37 @@ impl Queue {
 }
 
 impl State {
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// What admission looks at, for a request without an objective.
+    fn supply(&self, unchanging: Supply, now: Instant) -> Supply {
+        Supply {
+            closed: self.closed,
+            queue_depth: self.waiting.len(),
+            queued_prompt_tokens: self.queued_prompt_tokens,
+            in_flight: self.running.len() as u32,
+            measured: Measured {
+                drain_rate_per_s: self.estimates.drain_rate_per_s(now),
+                ..Measured::default()
+            },
+            ..unchanging
+        }
+    }
+
+    fn put(&mut self, record: &Arc<Record>) {
+        self.waiting.insert(record.key, Arc::clone(record));
+        self.queued_prompt_tokens += record.request.prompt.len() as u64;
+        if let Some(deadline) = record.deadline {
+            self.deadlines.insert((deadline, record.key));
+        }
+        self.events.push_back(Event::Submitted);
+    }
+
     fn take(&mut self, key: QueueKey) -> Option<Arc<Record>> {
         let record = self.waiting.remove(&key)?;
+        self.queued_prompt_tokens -= record.request.prompt.len() as u64;
         if let Some(deadline) = record.deadline {
             self.deadlines.remove(&(deadline, key));
         }
@@ -326,12 +348,6 @@ impl State {
             return None;
         }
         self.take(key).map(Event::Expired)
-    }
-
-    fn drain_rate_per_s(&self, now: Instant) -> Option<f64> {
-        let oldest = self.completions.front()?;
-        let span = now.duration_since(*oldest).as_secs_f64();
-        (span > 0.0).then(|| self.completions.len() as f64 / span)
     }
 }
 

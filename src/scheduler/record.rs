@@ -4,6 +4,7 @@
 //! behind its own small lock; whoever moves it into a final state delivers the outcome under that
 //! lock, so a waiter gets exactly one. What is not here: who decides (`driver`, `ticket`).
 
+use super::admission::Loops;
 use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps, Transition};
 use super::queue::QueueKey;
 use super::ticket::Outcome;
@@ -24,6 +25,8 @@ pub struct SubmitOptions {
     pub priority: i32,
     /// Latency objective in milliseconds; None = the executor's default.
     pub slo_ms: Option<u64>,
+    /// Latency objective from submit to the first token in milliseconds; None = there is none.
+    pub slo_ttft_ms: Option<u64>,
     /// Longest wait in the queue; None = the executor's default.
     pub queue_timeout: Option<Duration>,
     /// Who asks, for lists and logs.
@@ -39,6 +42,7 @@ impl Default for SubmitOptions {
         Self {
             priority: 0,
             slo_ms: None,
+            slo_ttft_ms: None,
             queue_timeout: None,
             client: None,
             streaming: false,
@@ -75,6 +79,8 @@ pub(crate) struct Record {
     pub(crate) key: QueueKey,
     /// When the wait in the queue becomes too long.
     pub(crate) deadline: Option<Instant>,
+    /// Loops asked and granted, as admission decided.
+    pub(crate) loops: Option<Loops>,
     deliver: Sender<Delivery>,
     /// Guards the state and the delivery of the end; held for no call outside this file.
     lifecycle: Mutex<Lifecycle>,
@@ -102,9 +108,20 @@ impl Record {
             options,
             key,
             deadline,
+            loops: None,
             deliver,
             lifecycle: Mutex::new(Lifecycle::queued(now)),
             n_tokens: AtomicU32::new(0),
+        }
+    }
+
+    /// Notes what admission granted, in a record that nobody else holds yet.
+    pub(crate) fn grant(record: &mut Arc<Self>, loops: Option<Loops>) {
+        let Some(loops) = loops else { return };
+        let record = Arc::get_mut(record).expect("a record is shared only once it is admitted");
+        record.loops = Some(loops);
+        if loops.granted < loops.asked {
+            Arc::make_mut(&mut record.request).loops = Some(loops.granted);
         }
     }
 

@@ -1,0 +1,86 @@
+//! What an executor shows of itself at one moment: plain data for lists, the snapshot route and
+//! gauges.
+//!
+//! Made by the executor from counts taken under the queue's lock; no prompt text in it. What is not
+//! here: counters over time (`metrics`).
+
+use super::admission::Loops;
+use super::lifecycle::{Lifecycle, Stamp};
+use super::record::Record;
+use crate::request::RequestId;
+use crate::runtime::RuntimeStatus;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+pub(crate) fn info(record: &Record, now: Stamp) -> RequestInfo {
+    let state = record.state();
+    RequestInfo {
+        id: record.request.id,
+        state,
+        priority: record.options.priority,
+        streaming: record.options.streaming,
+        client: record.options.client.clone(),
+        queued_at: state.stamps().queued.wall,
+        age: now.at.duration_since(state.stamps().queued.at),
+        prompt_tokens: record.request.prompt.len() as u32,
+        completion_tokens: record.n_tokens(),
+        loops: record.loops,
+    }
+}
+
+/// A live request, for lists.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestInfo {
+    /// Its id.
+    pub id: RequestId,
+    /// Where it is; a cancelled request stays listed until its runtime lets go of the slot.
+    pub state: Lifecycle,
+    /// As clamped.
+    pub priority: i32,
+    /// Whether its answer is streamed.
+    pub streaming: bool,
+    /// Who asked.
+    pub client: Option<Arc<str>>,
+    /// Wall clock.
+    pub queued_at: SystemTime,
+    /// Time since then.
+    pub age: Duration,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated so far.
+    pub completion_tokens: u32,
+    /// Loops asked and granted; None when neither it nor the model speaks of loops.
+    pub loops: Option<Loops>,
+}
+
+/// One replica at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplicaSnapshot {
+    /// Jobs handed to it and not ended.
+    pub inflight: u32,
+    /// `min(configured, capability)`.
+    pub target: u32,
+    /// What it says of itself.
+    pub status: RuntimeStatus,
+}
+
+/// An executor at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// Public name.
+    pub model: String,
+    /// Requests waiting.
+    pub queue_depth: usize,
+    /// Requests in replicas: the sum of the replicas' `inflight`.
+    pub in_flight: u32,
+    /// Moving average of the time from dispatch to completion; None before the first.
+    pub ema_dispatch_ms: Option<f64>,
+    /// Per replica, as configured; None = what it can hold.
+    pub configured_target_inflight: Option<u32>,
+    /// Over all replicas, after clamping.
+    pub effective_target_inflight: u32,
+    /// Started and not closed.
+    pub accepting: bool,
+    /// Its replicas.
+    pub replicas: Vec<ReplicaSnapshot>,
+}
