@@ -1,11 +1,16 @@
 //! A running server: which parts it has, in which order they start and stop.
 //!
-//! `main` owns it. Order of the start: models (`cli::serve` loads them), management plane, data
-//! plane; so a probe is refused until the first request can be served. Order of the stop, the reverse with a drain in front: readiness turns to 503, the
-//! executors take nothing new and refuse what is queued, running requests finish within the drain
-//! timeout, the data plane closes, executors and engines end, the management plane ends last.
-//! [`Signals`] tells when: the first SIGINT or SIGTERM asks for the drain, the second ends the
-//! process at once. What is not here: what routes answer (`http`).
+//! `main` owns it. Order of the start: management plane, data plane, then the models (`cli::serve`
+//! loads them), so that a port in use is told before minutes of loading, and probes see "alive, not
+//! ready" meanwhile.
+//!
+//! The stop begins with a drain. `/ready` says 503; requests that come from now on, on old and new
+//! connections, are answered 503 `shutting_down` with `Connection: close`; what waits in a queue is
+//! refused the same way; what runs may finish within the drain timeout and then ends with that
+//! error, as an event where a stream has begun. When nothing is left to answer the data plane
+//! closes its port, the engines end, the management plane ends last. [`Signals`] tells when: the
+//! first SIGINT or SIGTERM asks for the drain, the second ends the process at once with 1. What is
+//! not here: what routes answer (`http`).
 
 use crate::config::Config;
 use crate::error::Error;
@@ -32,7 +37,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts both planes over a pool whose models are loaded.
+    /// Binds and starts both planes. The pool's models may be loaded, or announced and still loading.
     pub fn start(config: &Config, pool: Arc<Pool>) -> Result<Self, Error> {
         let state = Arc::new(ServerState::new(pool, config.server.stall));
         let management = start_management(config, &state)?;
@@ -79,7 +84,7 @@ impl Server {
 
     /// Drains and stops. Returns when all threads have ended.
     pub fn shutdown(mut self, drain: Duration) {
-        self.state.begin_drain();
+        self.state.begin_drain(); // first: the data plane's refusals name the reason by it
         std::thread::scope(|scope| {
             let drain_pool = || self.state.pool().shutdown(drain);
             let spawned = std::thread::Builder::new()
@@ -170,9 +175,16 @@ impl Signals {
         select.ready();
     }
 
-    /// Whether the first signal has come.
-    #[must_use]
-    pub fn is_asked(&self) -> bool {
-        !self.asked.is_empty()
+    /// Waits for the first signal or for a message, whichever comes first; the signal stays in its
+    /// channel. None: the signal came. `Some(None)`: the sender is gone.
+    pub fn wait_or<T>(&self, message: &crossbeam_channel::Receiver<T>) -> Option<Option<T>> {
+        let mut select = crossbeam_channel::Select::new();
+        let signal = select.recv(&self.asked);
+        select.recv(message);
+        let ready = select.ready();
+        if ready == signal || !self.asked.is_empty() {
+            return None;
+        }
+        Some(message.recv().ok())
     }
 }

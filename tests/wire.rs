@@ -320,31 +320,53 @@ fn an_address_that_cannot_be_bound_is_named() {
 }
 
 #[test]
-fn shutdown_finishes_what_runs() {
-    let harness = start(config());
+fn a_drain_finishes_what_runs_and_tells_everybody_else() {
+    let harness = start(WireConfig {
+        workers: 1,
+        ..config()
+    });
     let mut idle = harness.connect();
     assert_eq!(idle.get("/hello").status, 200);
     let mut streaming = harness.connect();
     streaming.ask("/stream?3");
     streaming.head();
     harness.expect_event("streaming");
+    let mut queued = harness.connect();
+    queued.ask("/hello");
+    wait_for(&harness.stats().queued, 1);
     let mut half_sent = harness.connect();
     half_sent.send("POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\nab");
     wait_for(&harness.stats().held_bytes, 1);
 
     let server = harness.server.clone();
     let shutdown = std::thread::spawn(move || server.shutdown(Duration::from_secs(20)));
-    idle.assert_closed();
-    assert!(
-        Client::connect(&harness.address()).is_err(),
-        "the port is closed"
-    );
-    half_sent.send("cd");
-    let response = half_sent.response();
+    // What waits for a worker hears it first: from here on the drain has begun.
+    let refused = queued.response();
     assert_eq!(
-        (response.text(), response.header("connection")),
-        ("abcd", Some("close"))
+        (refused.status, refused.header("connection")),
+        (503, Some("close"))
     );
+    queued.assert_closed();
+    // The port stays open: a new client, one on an old connection and one that was still sending are
+    // told the same; pages of the ops set are answered.
+    half_sent.send("cd");
+    idle.ask("/hello");
+    let mut new = harness.connect();
+    new.ask("/hello");
+    for client in [&mut half_sent, &mut idle, &mut new] {
+        let refused = client.response();
+        assert_eq!(
+            (refused.status, refused.header("connection")),
+            (503, Some("close"))
+        );
+        client.assert_closed();
+    }
+    let health = harness.connect().get("/health");
+    assert_eq!(
+        (health.status, health.header("connection")),
+        (200, Some("close"))
+    );
+
     harness.open_gate(3);
     while streaming.read_some() > 0 {}
     assert!(
@@ -353,6 +375,10 @@ fn shutdown_finishes_what_runs() {
             .ends_with(b"data: 2\n\n\r\n0\r\n\r\n")
     );
     shutdown.join().expect("shutdown returns");
+    assert!(
+        Client::connect(&harness.address()).is_err(),
+        "the port is closed"
+    );
     harness.server.shutdown(Duration::ZERO); // again is fine
 }
 

@@ -1,15 +1,18 @@
 //! `tinyloop serve`: flags over the configuration file over the defaults, then the server.
 //!
-//! Runs on the main thread. Every setting a user would want on the command line has a flag; the
+//! Runs on the main thread; models load on a thread of their own once the ports are bound. Every setting a user would want on the command line has a flag; the
 //! rest stands in the file. What is not here: what a server is made of (`server`).
 
-use super::load::load_all;
+use super::load::{announce_all, load_all};
 use super::output::Output;
 use crate::config::{Config, ConfigError, LogFormat, ModelConfig, ModelSource};
 use crate::error::Error;
+use crate::pool::Pool;
+use crate::scheduler::Metrics;
 use crate::server::{Server, Signals};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Arguments of `tinyloop serve`.
@@ -205,11 +208,20 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     let config = args.config()?;
     super::logging::install(&config.log)?;
     let signals = Signals::catch()?;
-    let pool = load_all(&config.models)?;
-    let server = Server::start(&config, pool)?;
-    if !signals.is_asked() {
-        announce(&server, &config)?;
-        signals.wait();
+    let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
+    announce_all(&pool, &config.models)?;
+    let server = Server::start(&config, Arc::clone(&pool))?;
+    tracing::info!(address = %server.address(), "listening; the models are loading");
+    match load_until_signal(pool, config.models.clone(), &signals) {
+        Ok(true) => {
+            announce(&server, &config)?;
+            signals.wait();
+        }
+        Ok(false) => {} // asked to stop while loading
+        Err(error) => {
+            server.shutdown(Duration::ZERO);
+            return Err(error);
+        }
     }
     tracing::info!(
         drain_timeout_s = config.server.drain_timeout.as_secs_f64(),
@@ -217,6 +229,30 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     );
     server.shutdown(config.server.drain_timeout);
     Ok(())
+}
+
+/// Loads on a thread of its own, so that a signal need not wait for a long load: then the answer is
+/// false, and the thread ends with the process.
+fn load_until_signal(
+    pool: Arc<Pool>,
+    models: Vec<ModelConfig>,
+    signals: &Signals,
+) -> Result<bool, Error> {
+    let (report, done) = crossbeam_channel::bounded(1);
+    let loader = std::thread::Builder::new()
+        .name("loader".into())
+        .spawn(move || {
+            // Nobody waits any more when a signal came first.
+            let _ = report.send(load_all(&pool, &models));
+        })?;
+    match signals.wait_or(&done) {
+        None => Ok(false),
+        Some(Some(loaded)) => loaded.map(|()| true),
+        Some(None) => match loader.join() {
+            Ok(()) => Err(Error::Other("the loader ended without a word".to_owned())),
+            Err(panic) => std::panic::resume_unwind(panic),
+        },
+    }
 }
 
 /// The address on standard output, and a line that works when pasted.

@@ -53,7 +53,12 @@ impl Handler for DataPlane {
     }
 
     fn refuse(&self, refusal: &Refusal<'_>) -> (Vec<(String, String)>, Vec<u8>) {
-        let error = ApiError::new(ErrorCode::from_status(refusal.status), refusal.reason);
+        let code = match ErrorCode::from_status(refusal.status) {
+            // Whatever else stands in the way, this is why no retry here will help.
+            ErrorCode::ServerOverloaded if self.state.is_draining() => ErrorCode::ShuttingDown,
+            code => code,
+        };
+        let error = ApiError::new(code, refusal.reason);
         let mut headers = vec![
             ("content-type".to_owned(), "application/json".to_owned()),
             ("x-request-id".to_owned(), request_id(None)),

@@ -6,6 +6,7 @@
 
 use super::errors::ApiError;
 use super::state::ServerState;
+use crate::pool::PoolEntry;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -73,14 +74,30 @@ pub fn ready(state: &ServerState) -> OpsAnswer {
     if state.is_draining() {
         return OpsAnswer::json(503, &json!({"status": "draining"}));
     }
-    let models = state.models();
-    let accepting = models
-        .iter()
-        .all(|model| model.executor.snapshot().accepting);
-    if models.is_empty() || !accepting {
-        return OpsAnswer::json(503, &json!({"status": "loading"}));
+    let entries = state.pool().entries();
+    let is_ready = |entry: &PoolEntry| match entry {
+        PoolEntry::Loaded(model) => model.executor.snapshot().accepting,
+        PoolEntry::Loading(_) => false,
+    };
+    if entries.is_empty() || !entries.iter().all(is_ready) {
+        let models: Vec<Value> = entries.iter().map(load_state).collect();
+        return OpsAnswer::json(503, &json!({"status": "loading", "models": models}));
     }
     OpsAnswer::json(200, &json!({"status": "ready"}))
+}
+
+fn load_state(entry: &PoolEntry) -> Value {
+    match entry {
+        PoolEntry::Loaded(model) => json!({"id": model.name, "status": "loaded"}),
+        PoolEntry::Loading(model) => {
+            let (done, total) = model.progress();
+            let progress = done as f64 / total.max(1) as f64;
+            json!({
+                "id": model.name, "status": "loading", "loaded_bytes": done, "total_bytes": total,
+                "progress": (progress * 1e3).round() / 1e3,
+            })
+        }
+    }
 }
 
 /// Prometheus text.

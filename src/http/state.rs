@@ -5,7 +5,7 @@
 
 use super::errors::{ApiError, ErrorCode};
 use super::wire::{REJECT_STATUSES, WireServer, WireStats};
-use crate::pool::{LoadedModel, Pool};
+use crate::pool::{LoadedModel, LoadingModel, Pool, PoolEntry};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -75,11 +75,11 @@ impl ServerState {
     /// The model that a request means. Clients of one-model servers leave the name out.
     pub fn resolve(&self, name: Option<&str>) -> Result<Arc<LoadedModel>, ApiError> {
         let Some(name) = name.filter(|name| !name.is_empty()) else {
-            let mut models = self.models();
-            if models.len() == 1
-                && let Some(only) = models.pop()
+            let mut entries = self.pool.entries();
+            if entries.len() == 1
+                && let Some(only) = entries.pop()
             {
-                return Ok(only);
+                return loaded(only);
             }
             return Err(ApiError::param(
                 ErrorCode::MissingRequiredParameter,
@@ -87,11 +87,12 @@ impl ServerState {
                 "'model' is missing; GET /v1/models lists the models",
             ));
         };
-        self.pool.get(name).ok_or_else(|| {
+        let Some(entry) = self.pool.find(name) else {
             let shown: String = name.chars().take(100).collect();
             let message = format!("the model '{shown}' does not exist; GET /v1/models lists them");
-            ApiError::param(ErrorCode::ModelNotFound, "model", message)
-        })
+            return Err(ApiError::param(ErrorCode::ModelNotFound, "model", message));
+        };
+        loaded(entry)
     }
 
     /// Prometheus text of all executors and of the connection layer.
@@ -103,6 +104,28 @@ impl ServerState {
             .unwrap_or_default();
         self.pool.metrics_text(&lines)
     }
+}
+
+fn loaded(entry: PoolEntry) -> Result<Arc<LoadedModel>, ApiError> {
+    match entry {
+        PoolEntry::Loaded(model) => Ok(model),
+        PoolEntry::Loading(model) => Err(ApiError::param(
+            ErrorCode::ModelLoading,
+            "model",
+            loading_message(&model),
+        )),
+    }
+}
+
+fn loading_message(model: &LoadingModel) -> String {
+    let percent = match model.progress() {
+        (_, 0) => 0,
+        (done, total) => u128::from(done) * 100 / u128::from(total),
+    };
+    format!(
+        "the model '{}' is being loaded ({percent} %); GET /ready tells when it is there",
+        model.name
+    )
 }
 
 /// The connection layer's counters as exposition text.

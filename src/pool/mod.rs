@@ -1,8 +1,15 @@
 //! The models this server has, by the names that clients send.
 //!
 //! Filled at start, read by every HTTP worker; a short read lock, never held across a call into an
-//! executor. What is not here: how a file becomes an executor (`loader`), and states, eviction,
-//! budgets: a model that is listed is loaded.
+//! executor. A model is announced before it is loaded, so that a client who names it meanwhile
+//! hears "loading" and not "unknown":
+//!
+//! ```text
+//!   announce ──► Loading ── insert ──► Loaded
+//! ```
+//!
+//! What is not here: how a file becomes an executor (`loader`), unloading, eviction, budgets. A
+//! load that fails ends the process, so there is no failed state.
 
 pub mod loader;
 
@@ -10,6 +17,7 @@ use crate::scheduler::{Executor, Metrics};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use parking_lot::RwLock;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// What is known of a model beside its executor; for lists and admin pages.
@@ -65,11 +73,66 @@ impl std::fmt::Debug for LoadedModel {
 #[error("the id `{0}` is taken by another model")]
 pub struct NameTaken(pub String);
 
+/// A model that is on its way.
+#[derive(Debug, Default)]
+pub struct LoadingModel {
+    /// The id that clients send.
+    pub name: String,
+    /// Further ids for it.
+    pub aliases: Vec<String>,
+    /// Written by the loader, read by probes: for people, so relaxed.
+    done_bytes: AtomicU64,
+    total_bytes: AtomicU64,
+}
+
+impl LoadingModel {
+    /// The loader reports bytes done of total.
+    pub fn report(&self, done_bytes: u64, total_bytes: u64) {
+        self.total_bytes.store(total_bytes, Ordering::Relaxed);
+        self.done_bytes.store(done_bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes done of total; (0, 0) before the loader has looked at the file.
+    #[must_use]
+    pub fn progress(&self) -> (u64, u64) {
+        let total = self.total_bytes.load(Ordering::Relaxed);
+        (self.done_bytes.load(Ordering::Relaxed).min(total), total)
+    }
+}
+
+/// A configured model at one moment.
+#[derive(Clone, Debug)]
+pub enum PoolEntry {
+    /// Announced; requests for it can only be told to come again.
+    Loading(Arc<LoadingModel>),
+    /// Takes requests.
+    Loaded(Arc<LoadedModel>),
+}
+
+impl PoolEntry {
+    /// The id that clients send.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Loading(model) => &model.name,
+            Self::Loaded(model) => &model.name,
+        }
+    }
+
+    fn answers_to(&self, id: &str) -> bool {
+        let (name, aliases) = match self {
+            Self::Loading(model) => (&model.name, &model.aliases),
+            Self::Loaded(model) => (&model.name, &model.aliases),
+        };
+        name == id || aliases.iter().any(|alias| alias == id)
+    }
+}
+
 /// The registry.
 pub struct Pool {
     metrics: Arc<Metrics>,
     /// Guards the list; read for each request, written when a model comes.
-    models: RwLock<Vec<Arc<LoadedModel>>>,
+    models: RwLock<Vec<PoolEntry>>,
 }
 
 impl Pool {
@@ -88,30 +151,69 @@ impl Pool {
         &self.metrics
     }
 
-    /// Adds a model; its name and aliases must be new.
-    pub fn insert(&self, model: LoadedModel) -> Result<Arc<LoadedModel>, NameTaken> {
+    /// Makes a model known that is to be loaded; its name and aliases must be new.
+    pub fn announce(&self, name: &str, aliases: &[String]) -> Result<Arc<LoadingModel>, NameTaken> {
         let mut models = self.models.write();
-        for id in std::iter::once(&model.name).chain(&model.aliases) {
-            if models.iter().any(|other| other.answers_to(id)) {
-                return Err(NameTaken(id.clone()));
-            }
-        }
-        let model = Arc::new(model);
-        models.push(Arc::clone(&model));
+        check_free(&models, name, aliases)?;
+        let model = Arc::new(LoadingModel {
+            name: name.to_owned(),
+            aliases: aliases.to_vec(),
+            ..LoadingModel::default()
+        });
+        models.push(PoolEntry::Loading(Arc::clone(&model)));
         Ok(model)
     }
 
-    /// The model that answers to a name or alias.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<Arc<LoadedModel>> {
-        let models = self.models.read();
-        models.iter().find(|model| model.answers_to(name)).cloned()
+    /// Adds a model: in the place of its announcement, or at the end when there was none. Name and
+    /// aliases must be free beside that.
+    pub fn insert(&self, model: LoadedModel) -> Result<Arc<LoadedModel>, NameTaken> {
+        let mut models = self.models.write();
+        let announced = models.iter().position(
+            |entry| matches!(entry, PoolEntry::Loading(loading) if loading.name == model.name),
+        );
+        let place = announced.unwrap_or(models.len());
+        let taken_out = announced.map(|place| models.remove(place));
+        let free = check_free(&models, &model.name, &model.aliases);
+        let model = Arc::new(model);
+        match (&free, taken_out) {
+            (Ok(()), _) => models.insert(place, PoolEntry::Loaded(Arc::clone(&model))),
+            (Err(_), Some(announced)) => models.insert(place, announced),
+            (Err(_), None) => {}
+        }
+        free.map(|()| model)
     }
 
-    /// All models in the order they were added.
+    /// The loaded model that answers to a name or alias.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Arc<LoadedModel>> {
+        match self.find(name)? {
+            PoolEntry::Loaded(model) => Some(model),
+            PoolEntry::Loading(_) => None,
+        }
+    }
+
+    /// What answers to a name or alias.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<PoolEntry> {
+        let models = self.models.read();
+        models.iter().find(|entry| entry.answers_to(name)).cloned()
+    }
+
+    /// All configured models in the order they were announced.
+    #[must_use]
+    pub fn entries(&self) -> Vec<PoolEntry> {
+        self.models.read().clone()
+    }
+
+    /// All loaded models in that order.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<LoadedModel>> {
-        self.models.read().clone()
+        let models = self.models.read();
+        let loaded = |entry: &PoolEntry| match entry {
+            PoolEntry::Loaded(model) => Some(Arc::clone(model)),
+            PoolEntry::Loading(_) => None,
+        };
+        models.iter().filter_map(loaded).collect()
     }
 
     /// Prometheus exposition for all models, `extra_lines` first.
@@ -140,8 +242,12 @@ impl Pool {
     }
 }
 
-impl LoadedModel {
-    fn answers_to(&self, id: &str) -> bool {
-        self.name == id || self.aliases.iter().any(|alias| alias == id)
+fn check_free(models: &[PoolEntry], name: &str, aliases: &[String]) -> Result<(), NameTaken> {
+    let ids = std::iter::once(name).chain(aliases.iter().map(String::as_str));
+    for id in ids {
+        if models.iter().any(|other| other.answers_to(id)) {
+            return Err(NameTaken(id.to_owned()));
+        }
     }
+    Ok(())
 }

@@ -4,7 +4,9 @@
 //! a stand-in. Nothing sleeps: tests that need a moment wait for a condition with a deadline.
 
 mod client;
+mod drain;
 mod fake;
+mod loading;
 mod real_engine;
 mod shapes;
 mod streams;

@@ -1,4 +1,4 @@
-//! Streams, hang-ups, queues, the drain.
+//! Streams, hang-ups, queues.
 
 use super::{TestServer, wait_for};
 use crate::client::{Answer, Client};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-fn chat(extra: &Value) -> Value {
+pub(crate) fn chat(extra: &Value) -> Value {
     let mut body = json!({
         "model": "test/model", "stream": true, "max_tokens": 3,
         "messages": [{"role": "user", "content": "hi"}],
@@ -335,66 +335,4 @@ fn sixty_four_at_once_are_all_answered() {
     for client in &mut clients {
         assert_eq!(client.read_answer().status, 200);
     }
-}
-
-#[test]
-fn a_drain_finishes_what_runs_and_refuses_what_waits() {
-    let runtime = Alphabet::stepped(1);
-    let mut server = TestServer::start(Arc::clone(&runtime));
-    let executor = Arc::clone(&server.executor);
-    let management = server.server().management_address().expect("it listens");
-    let mut running = server.client();
-    running.send(
-        "POST",
-        "/v1/chat/completions",
-        &[],
-        &chat(&json!({})).to_string(),
-    );
-    wait_for("the job", || runtime.n_active() == 1);
-    runtime.step();
-    assert_eq!(running.read_head().status, 200);
-    let mut waiting = server.client();
-    waiting.send(
-        "POST",
-        "/v1/chat/completions",
-        &[],
-        &chat(&json!({})).to_string(),
-    );
-    wait_for("the queue", || executor.snapshot().queue_depth == 1);
-    std::thread::scope(|scope| {
-        scope.spawn(|| server.stop(Duration::from_secs(20)));
-        let refused = waiting.read_answer();
-        assert_eq!(refused.status, 503);
-        assert_eq!(refused.json()["error"]["code"], "shutting_down");
-        assert_eq!(Client::connect(management).get("/ready").status, 503);
-        runtime.run_out();
-        let mut text = Vec::new();
-        while let Some(chunk) = running.read_chunk() {
-            text.extend(chunk);
-        }
-        assert!(String::from_utf8_lossy(&text).ends_with("data: [DONE]\n\n"));
-    });
-    assert!(running.is_closed());
-}
-
-#[test]
-fn what_outlives_the_drain_is_told_so() {
-    let runtime = Alphabet::stepped(1);
-    let mut server = TestServer::start(Arc::clone(&runtime));
-    let mut client = server.client();
-    client.send(
-        "POST",
-        "/v1/chat/completions",
-        &[],
-        &chat(&json!({})).to_string(),
-    );
-    wait_for("the job", || runtime.n_active() == 1);
-    runtime.step();
-    assert_eq!(client.read_head().status, 200);
-    server.stop(Duration::ZERO);
-    let mut last = Vec::new();
-    while let Some(chunk) = client.read_chunk() {
-        last = chunk;
-    }
-    assert!(String::from_utf8_lossy(&last).contains("shutting_down"));
 }

@@ -6,7 +6,7 @@
 //! ```text
 //!              complete request, room in the queue
 //!   Reading ────────────────────────────────────────► Busy
-//!    │  ▲  └─ queue full: 503, stays                    │
+//!    │  ▲  └─ queue full: 503, stays (draining: closes) │
 //!    │  └──────────────── Keep ─────────────────────────┤
 //!    │ refused or too slow: answer                      │ Close
 //!    ▼                                                  ▼
@@ -107,7 +107,7 @@ impl Conn {
         }
     }
 
-    /// Has nothing to lose: at the connection cap and while draining it may be closed.
+    /// Has nothing to lose: at the connection cap and at the end of the drain it may be closed.
     pub(super) fn is_idle(&self, now: Instant) -> bool {
         match self.state {
             State::Reading {
@@ -119,6 +119,11 @@ impl Conn {
             }
             State::Reading { .. } | State::Busy | State::Lingering { .. } => false,
         }
+    }
+
+    /// A request of it waits for a worker or runs.
+    pub(super) fn is_busy(&self) -> bool {
+        self.state == State::Busy
     }
 
     pub(super) fn is_lingering(&self) -> bool {

@@ -71,6 +71,11 @@ impl<T> Lane<T> {
         }
     }
 
+    /// Takes out what nobody has taken yet; the lane stays open.
+    pub(super) fn take_all(&self) -> Vec<T> {
+        self.state.lock().items.drain(..).collect()
+    }
+
     /// No more pushes; returns what nobody has taken yet.
     pub(super) fn close(&self) -> Vec<T> {
         let mut state = self.state.lock();
@@ -106,6 +111,8 @@ mod tests {
             assert_eq!(lane.push(7), Ok(()));
             assert_eq!(waiting.join().expect("the popper does not panic"), Some(7));
         });
+        assert_eq!(lane.push(6), Ok(()));
+        assert_eq!(lane.take_all(), vec![6]);
         assert_eq!(lane.push(8), Ok(()));
         assert_eq!(lane.close(), vec![8]);
         assert_eq!(lane.push(9), Err(9));

@@ -148,10 +148,12 @@ impl WireServer {
         &self.home.stats
     }
 
-    /// Stops accepting, closes idle connections, lets requests finish for `drain`, then cuts the rest (their
-    /// hang-up hooks run and their writes fail). Returns when the threads have ended; a handler that does
-    /// not react within 2 s of the cut is left behind with a warning. May be called again, also meanwhile
-    /// from another thread to shorten the drain.
+    /// Refuses new requests with 503 and `Connection: close` (those of the ops set are still answered),
+    /// also what waits for a worker; lets running requests finish for `drain`, then cuts the rest (their
+    /// hang-up hooks run and their writes fail). The port stays open until nothing runs any more.
+    /// Returns when the threads have ended; a handler that does not react within 2 s of the cut is left
+    /// behind with a warning. May be called again, also meanwhile from another thread to shorten the
+    /// drain.
     pub fn shutdown(&self, drain: Duration) {
         self.home.close(drain);
         let mut slot = self.threads.lock();

@@ -3,11 +3,22 @@
 //! Owns the listeners and every connection that no worker holds; nothing else changes them. It never
 //! blocks on a peer, and it must not panic: `run` is wrapped so that a panic here (a bug) aborts the
 //! process with a log line instead of leaving a server that accepts nothing.
+//!
+//! ```text
+//!   Open ── asked ──► Refusing ── nothing runs ──► Closing ── all gone, or 1 s ──► end
+//!                        └──────────── the drain time is up: cut ──────────────────►
+//! ```
+//!
+//! While `Refusing` the port stays open and every request but those of the ops set hears 503: a
+//! client that comes now learns why, instead of a refused connection. `Closing` takes leave of those
+//! who are still connected.
 
 use super::accept::spare_descriptor;
 use super::conn::{Conn, Context, Turn};
 use super::link::Verdict;
 use super::net::Listener;
+use super::refusal::Refusal;
+use super::turn::SHUTTING_DOWN;
 use crossbeam_channel::Receiver;
 use mio::{Events, Poll, Token};
 use std::collections::HashMap;
@@ -23,6 +34,17 @@ pub(super) const WAKE: Token = Token(usize::MAX);
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
 const SWEEP_EVERY_DRAINING: Duration = Duration::from_millis(50);
 
+/// How long the end waits for connections that have nothing more to be answered.
+const CLOSING_TIME: Duration = Duration::from_secs(1);
+
+/// How far the end has come; see the module.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Drain {
+    Open,
+    Refusing,
+    Closing { until: Instant },
+}
+
 /// The poll thread's state.
 pub(super) struct Poller {
     pub(super) poll: Poll,
@@ -37,8 +59,7 @@ pub(super) struct Poller {
     /// Connections with work left from their last turn, each at most once.
     again: Vec<usize>,
     sweep_at: Instant,
-    /// Set when draining began: the cut.
-    drain_until: Option<Instant>,
+    drain: Drain,
 }
 
 impl Poller {
@@ -60,7 +81,7 @@ impl Poller {
             returns,
             again: Vec::new(),
             sweep_at: now,
-            drain_until: None,
+            drain: Drain::Open,
         }
     }
 
@@ -112,10 +133,8 @@ impl Poller {
             return Some(Duration::ZERO);
         }
         let sweep = (!self.conns.is_empty()).then_some(self.sweep_at);
-        let next = [sweep, self.accept_at, self.drain_until]
-            .into_iter()
-            .flatten()
-            .min()?;
+        let cut = self.ctx.home.drain_until();
+        let next = [sweep, self.accept_at, cut].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now())) // mio rounds up to whole milliseconds
     }
 
@@ -189,16 +208,15 @@ impl Poller {
         if now < self.sweep_at {
             return;
         }
-        let draining = self.drain_until.is_some();
-        self.sweep_at = now
-            + if draining {
-                SWEEP_EVERY_DRAINING
-            } else {
-                SWEEP_EVERY
-            };
+        let every = match self.drain {
+            Drain::Open => SWEEP_EVERY,
+            Drain::Refusing | Drain::Closing { .. } => SWEEP_EVERY_DRAINING,
+        };
+        self.sweep_at = now + every;
+        let closing = matches!(self.drain, Drain::Closing { .. });
         let mut turns = Vec::new();
         for (id, conn) in &mut self.conns {
-            let turn = if draining && conn.is_idle(now) {
+            let turn = if closing && conn.is_idle(now) {
                 Turn::Close
             } else {
                 conn.sweep(&mut self.ctx, now)
@@ -213,19 +231,46 @@ impl Poller {
         self.ctx.budget.forget_absent();
     }
 
-    /// Starts the drain when asked to. True when nothing is left to wait for, or the time is up.
+    /// Moves the drain on. True when nothing is left to wait for, or the time is up.
     fn is_drained(&mut self) -> bool {
-        let Some(until) = self.ctx.home.drain_until() else {
+        let Some(cut_at) = self.ctx.home.drain_until() else {
             return false;
         };
-        if self.drain_until.is_none() {
+        let now = Instant::now();
+        if self.drain == Drain::Open {
+            self.drain = Drain::Refusing;
+            self.refuse_queued();
+        }
+        let runs = || self.conns.values().any(Conn::is_busy);
+        if self.drain == Drain::Refusing && (now >= cut_at || !runs()) {
             self.accept(); // those that the kernel has already promised a connection
             self.listeners.clear();
-            self.sweep_at = Instant::now();
+            let until = now + CLOSING_TIME;
+            self.drain = Drain::Closing { until };
+            self.sweep_at = now;
         }
+        let Drain::Closing { until } = self.drain else {
+            return false;
+        };
         self.accept_at = None;
-        self.drain_until = Some(until);
-        self.conns.is_empty() || Instant::now() >= until
+        // Somebody may run again: an ops page asked for on an old connection.
+        let done =
+            self.conns.is_empty() || (now >= until && !self.conns.values().any(Conn::is_busy));
+        done || now >= cut_at
+    }
+
+    /// Requests that no worker has taken yet will not run.
+    fn refuse_queued(&mut self) {
+        let stats = &self.ctx.home.stats;
+        for job in self.ctx.work.take_all() {
+            stats.queued.fetch_sub(1, Relaxed);
+            stats.count_reject(503);
+            job.responder.refuse(&Refusal {
+                status: 503,
+                reason: SHUTTING_DOWN,
+                path: Some(job.request.path()),
+            });
+        }
     }
 
     /// A flag alone would not stop a handler that ignores it: its next write fails too.

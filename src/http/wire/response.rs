@@ -117,19 +117,29 @@ impl Responder {
         written
     }
 
-    /// A panic, a forgotten answer, a refused header, or a purge from the queue. The last happens on the
-    /// poll thread, which must not wait for itself: one try.
+    /// Poll thread: the wire answers instead of the handler, which has not seen the request.
+    pub(super) fn refuse(mut self, refusal: &Refusal<'_>) {
+        self.link.clear_hook();
+        self.answer_once(refusal);
+    }
+
+    /// A panic, a forgotten answer, a refused header, or a purge from the queue.
     fn apologize(&mut self) {
-        let refusal = Refusal {
+        self.answer_once(&Refusal {
             status: 500,
             reason: "the request failed inside the server",
             path: None,
-        };
+        });
+    }
+
+    /// This may be the poll thread, which must not wait for itself: one try.
+    fn answer_once(&mut self, refusal: &Refusal<'_>) {
+        self.started = true;
         let framing = Framing {
             keep: false,
             ..self.framing
         };
-        let out = refusal::render(&*self.home.handler, &refusal, framing, self.head_only);
+        let out = refusal::render(&*self.home.handler, refusal, framing, self.head_only);
         if self.link.stream.write(&out).ok() != Some(out.len()) {
             self.verdict = Some(Verdict::Abort);
         }

@@ -8,6 +8,8 @@ use super::config::later;
 use super::conn::{Conn, Context, SCRATCH_BYTES, State, Turn, new_framer};
 use super::framing::{Reject, Stage, Step};
 use super::head::Framing;
+use super::lane::Lane;
+use super::link::Home;
 use super::refusal::{self, Refusal};
 use super::request::Request;
 use super::response::Responder;
@@ -25,6 +27,18 @@ const TURN_STEPS: usize = 64;
 const LINGER_BYTES: usize = 1 << 20;
 /// Lingering may not hold up a shutdown.
 const LINGER_WHILE_DRAINING: Duration = Duration::from_millis(300);
+
+/// What a request hears that comes, or still waits for a worker, when the drain has begun.
+pub(super) const SHUTTING_DOWN: &str = "the server is shutting down";
+
+/// Whether the lane takes one more; requests whose client has left make room for it.
+fn make_room(home: &Home, lane: &Lane<Job>) -> bool {
+    let (has_room, dead) = lane.make_room(|job| job.responder.is_gone());
+    home.stats.purged.fetch_add(dead.len() as u64, Relaxed);
+    home.stats.queued.fetch_sub(dead.len() as u64, Relaxed);
+    drop(dead); // each tries once to answer and sends its connection home
+    has_room
+}
 
 impl Conn {
     pub(super) fn read_and_frame(&mut self, ctx: &mut Context) -> Turn {
@@ -91,33 +105,17 @@ impl Conn {
         };
         let head_only = request.method() == "HEAD";
         let is_ops = catch_unwind(AssertUnwindSafe(|| home.handler.is_ops(request.path())));
-        let lane = if is_ops.unwrap_or(false) {
-            &ctx.ops
+        let is_ops = is_ops.unwrap_or(false);
+        let lane = if is_ops { &ctx.ops } else { &ctx.work };
+        let refused = if home.is_closing() && !is_ops {
+            Some(SHUTTING_DOWN)
+        } else if !make_room(home, lane) {
+            Some("every worker is busy and the queue is full")
         } else {
-            &ctx.work
+            None
         };
-        let (has_room, dead) = lane.make_room(|job| job.responder.is_gone());
-        home.stats.purged.fetch_add(dead.len() as u64, Relaxed);
-        home.stats.queued.fetch_sub(dead.len() as u64, Relaxed);
-        drop(dead); // each tries once to answer and sends its connection home
-        if !has_room {
-            home.stats.count_reject(503);
-            let reason = "every worker is busy and the queue is full";
-            let refusal = Refusal {
-                status: 503,
-                reason,
-                path: Some(request.path()),
-            };
-            let answer = refusal::render(&*home.handler, &refusal, framing, head_only);
-            self.state = State::Reading {
-                stage: Stage::Idle,
-                since: Instant::now(),
-            };
-            return match (self.say(&answer), keep) {
-                (false, _) => Turn::Close,
-                (true, true) => Turn::Again,
-                (true, false) => self.linger(ctx),
-            };
+        if let Some(reason) = refused {
+            return self.turn_away(ctx, &request, reason, framing);
         }
         self.state = State::Busy;
         if self.peer_closed {
@@ -140,6 +138,34 @@ impl Conn {
             charge,
         }));
         Turn::Wait
+    }
+
+    /// A complete request that gets no worker. The connection goes on unless `framing` says otherwise.
+    fn turn_away(
+        &mut self,
+        ctx: &mut Context,
+        request: &Request,
+        reason: &'static str,
+        framing: Framing,
+    ) -> Turn {
+        let home = &ctx.home;
+        home.stats.count_reject(503);
+        let refusal = Refusal {
+            status: 503,
+            reason,
+            path: Some(request.path()),
+        };
+        let head_only = request.method() == "HEAD";
+        let answer = refusal::render(&*home.handler, &refusal, framing, head_only);
+        self.state = State::Reading {
+            stage: Stage::Idle,
+            since: Instant::now(),
+        };
+        match (self.say(&answer), framing.keep) {
+            (false, _) => Turn::Close,
+            (true, true) => Turn::Again,
+            (true, false) => self.linger(ctx),
+        }
     }
 
     /// Answers what never becomes a request, and lingers.
