@@ -21,6 +21,7 @@ use crate::http::management::Management;
 use crate::http::state::ServerState;
 use crate::http::wire::{WireConfig, WireServer};
 use crate::pool::Pool;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,6 +100,21 @@ impl Server {
         if let Some(management) = self.management.as_mut() {
             management.stop();
         }
+    }
+}
+
+/// Raises the soft limit on open files to the hard one, which needs no rights: each connection costs
+/// one. Where that fails the connection cap follows the lower limit.
+pub fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
+        if soft < hard {
+            setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+            tracing::debug!(from = soft, to = hard, "raised the limit on open files");
+        }
+        Ok(())
+    });
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit on open files stays as it is");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::config::{Config, ConfigError, LogFormat, ModelConfig, ModelSource};
 use crate::error::Error;
 use crate::pool::Pool;
 use crate::scheduler::Metrics;
-use crate::server::{Server, Signals};
+use crate::server::{Server, Signals, raise_descriptor_limit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -208,6 +208,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     let config = args.config()?;
     super::logging::install(&config.log)?;
     let signals = Signals::catch()?;
+    raise_descriptor_limit();
     let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
     announce_all(&pool, &config.models)?;
     let server = Server::start(&config, Arc::clone(&pool))?;

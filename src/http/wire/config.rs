@@ -3,6 +3,7 @@
 //!
 //! Owner: built once at start, then shared read-only by the poll thread and the workers.
 
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use std::time::{Duration, Instant};
 
 /// Descriptors kept free for everything that is no client connection: listeners, model files, logs,
@@ -107,19 +108,11 @@ pub(super) fn later(at: Instant, wait: Duration) -> Instant {
         .unwrap_or(at + Duration::from_secs(365 * 24 * 3600))
 }
 
-/// The soft limit on open files. Raising it to the hard one needs `setrlimit`, which is `unsafe` and so
-/// not for this layer; whoever starts the process raises it (`LimitNOFILE=` or `ulimit -n`).
+/// The soft limit on open files; `None` when there is none. `server` has raised it to the hard one
+/// where it may.
 pub(super) fn descriptor_limit() -> Option<usize> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    parse_descriptor_limit(&limits)
-}
-
-/// `None` when the text names no number, which is how "unlimited" reads.
-fn parse_descriptor_limit(limits: &str) -> Option<usize> {
-    let line = limits
-        .lines()
-        .find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_whitespace().next()?.parse().ok()
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    (soft != RLIM_INFINITY).then(|| usize::try_from(soft).unwrap_or(usize::MAX))
 }
 
 #[cfg(test)]
@@ -160,16 +153,5 @@ mod tests {
         assert_eq!(config.connection_cap(Some(1024)), 500);
         assert_eq!(config.connection_cap(Some(256)), 256 - 12 - 64);
         assert_eq!(config.connection_cap(Some(3)), 1);
-    }
-
-    #[test]
-    fn descriptor_limit_is_the_soft_one() {
-        let text = "Limit   Soft Limit  Hard Limit Units\nMax open files            1024      4096    files\n";
-        assert_eq!(parse_descriptor_limit(text), Some(1024));
-        assert_eq!(
-            parse_descriptor_limit("Max open files unlimited unlimited files"),
-            None
-        );
-        assert!(descriptor_limit().is_some_and(|n| n >= 16));
     }
 }
