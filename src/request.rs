@@ -59,6 +59,83 @@ impl fmt::Debug for RequestId {
     }
 }
 
+/// Content address of a registered prefix, shown as 32 hex characters.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PrefixId(pub u128);
+
+impl PrefixId {
+    /// Reads the 32 hex characters that `Display` writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let bits = is_hex.then(|| u128::from_str_radix(text, 16).ok())?;
+        bits.map(Self)
+    }
+}
+
+impl fmt::Display for PrefixId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for PrefixId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrefixId({self})")
+    }
+}
+
+/// The beginning of prompts to come, whose K/V a runtime shall keep.
+#[derive(Clone, Debug)]
+pub struct Prefix {
+    /// Names it for `unpin`; the caller sees to it that different contents have different ids.
+    pub id: PrefixId,
+    /// Special ones included. Only whole blocks of them can be kept.
+    pub tokens: Arc<[TokenId]>,
+    /// As in [`GenerationRequest`].
+    pub loops: Option<u32>,
+    /// As in [`GenerationRequest`].
+    pub cache_window: u32,
+    /// As in [`GenerationRequest`].
+    pub isolation_key: u64,
+}
+
+/// Why a runtime does not keep a prefix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PinError {
+    /// It has no prefix cache, or the cache is off.
+    #[error("the model's runtime keeps no prefixes")]
+    Unsupported,
+    /// Not one whole block.
+    #[error(
+        "the prefix has {n_tokens} tokens; it is kept in whole blocks, so that at least \
+         {block_tokens} are needed"
+    )]
+    TooShort {
+        /// Tokens given.
+        n_tokens: u32,
+        /// Tokens of a block.
+        block_tokens: u32,
+    },
+    /// It cannot run there at all; the text says why.
+    #[error("{0}")]
+    Refused(String),
+    /// Pins would take too much of the KV memory from running requests.
+    #[error(
+        "the prefix needs {needed_pages} KV pages more, but registered prefixes hold \
+         {pinned_pages} of the {pages_max} pages that they may use; remove some, or raise \
+         kv_tokens of the engine"
+    )]
+    NoRoom {
+        /// Pages that are not pinned yet.
+        needed_pages: u32,
+        /// Pages pinned already.
+        pinned_pages: u32,
+        /// Most pages that may be pinned.
+        pages_max: u32,
+    },
+}
+
 /// 64 bits that differ per call and per process; for ids and default seeds, not for secrets.
 #[must_use]
 pub fn random_u64(salt: u64) -> u64 {
@@ -296,11 +373,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_ids_are_24_hex_characters_and_parse_back() {
+    fn ids_are_hex_characters_and_parse_back() {
         let id = RequestId::generate();
         assert_eq!(id.to_string().len(), 24);
         assert_eq!(RequestId::parse(&id.to_string()), Some(id));
         assert_eq!(RequestId::parse("xyz"), None);
+        let prefix = PrefixId(0xfe << 64);
+        assert_eq!(prefix.to_string().len(), 32);
+        assert_eq!(PrefixId::parse(&prefix.to_string()), Some(prefix));
+        for bad in [
+            "",
+            "+fe",
+            "000000000000000fe0000000000000000",
+            "+0000000000000fe0000000000000000",
+        ] {
+            assert_eq!(PrefixId::parse(bad), None, "{bad}");
+        }
         assert_ne!(RequestId::generate(), RequestId::generate());
     }
 }

@@ -32,6 +32,9 @@ pub struct EngineLimits {
     pub n_pages: u32,
     /// Tokens that the pool holds at the default number of loops.
     pub kv_tokens: u64,
+    /// Most pages that pinned prefixes may keep: half of the pool, and never so many that the
+    /// longest context at the most loops would not fit beside them.
+    pub pinned_pages_max: u32,
     /// Whether full blocks are kept for reuse.
     pub prefix_cache: bool,
     /// Size of the vocabulary.
@@ -73,7 +76,11 @@ impl EngineLimits {
                 u32::MAX
             ));
         };
+        let context_blocks = u64::from(context_length).div_ceil(PAGE_TOKENS as u64);
+        let largest = context_blocks.saturating_mul(plan.kv_groups(plan.max_loops) as u64);
+        let beside = u64::from(n_pages).saturating_sub(largest);
         Ok(Self {
+            pinned_pages_max: beside.min(u64::from(n_pages / 2)) as u32,
             context_length,
             max_sequences: config.max_sequences,
             max_rows: config.max_rows,
@@ -175,14 +182,24 @@ mod tests {
         assert_eq!(default.context_length, 8192);
         assert_eq!(default.kv_tokens, 16 * 8192 / 4);
         assert_eq!(default.n_pages, 16 * 8192 / 4 / 16);
+        assert_eq!(default.pinned_pages_max, default.n_pages / 2);
         let config = EngineConfig {
             kv_tokens: Some(1000),
             ..EngineConfig::default()
         };
         let small = limits(&config, &plan).expect("valid");
         assert_eq!((small.context_length, small.kv_tokens), (1000, 1008));
+        assert_eq!(small.pinned_pages_max, 0, "one context needs them all");
         let looped = limits(&config, &Plan::looped(1, 2, 0, 3, 4)).expect("valid");
         assert_eq!(looped.n_pages, 63 * 4);
+        let config = EngineConfig {
+            context_length: Some(160),
+            ..config
+        };
+        let looped = limits(&config, &Plan::looped(1, 2, 0, 3, 9)).expect("valid");
+        assert_eq!((looped.n_pages, looped.pinned_pages_max), (63 * 4, 126));
+        let deep = limits(&config, &Plan::looped(1, 2, 0, 3, 20)).expect("valid");
+        assert_eq!(deep.pinned_pages_max, 63 * 4 - 10 * 21);
     }
 
     #[test]

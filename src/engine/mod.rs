@@ -43,7 +43,9 @@ pub use step::Engine;
 use crate::backend::{Backend, BackendError};
 use crate::config::EngineConfig;
 use crate::model::Model;
-use crate::request::{GenerationEvent, Job, RequestError, RequestId, TokenId};
+use crate::request::{
+    GenerationEvent, Job, PinError, Prefix, PrefixId, RequestError, RequestId, TokenId,
+};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use stats::EngineStats;
@@ -89,6 +91,10 @@ pub enum Command {
     Park(RequestId),
     /// Let a parked job run again. Ids that are not parked are ignored.
     Resume(RequestId),
+    /// Keep a prefix; the answer is the tokens kept.
+    Pin(Prefix, Sender<Result<u32, PinError>>),
+    /// Keep it no longer. Unknown ids are ignored.
+    Unpin(PrefixId),
     /// Fail what is left with `ShuttingDown` and end the thread.
     Shutdown,
 }
@@ -151,6 +157,17 @@ impl EngineHandle {
         let _ = self.commands.send(Command::Resume(id));
     }
 
+    /// Asks to keep a prefix. The answer is never waited for by the engine; a channel that closes
+    /// without one means that the engine ended.
+    pub fn pin(&self, prefix: Prefix, answer: Sender<Result<u32, PinError>>) {
+        let _ = self.commands.send(Command::Pin(prefix, answer));
+    }
+
+    /// Asks to keep it no longer.
+    pub fn unpin(&self, id: PrefixId) {
+        let _ = self.commands.send(Command::Unpin(id));
+    }
+
     /// Fails what is left and joins the thread. Idempotent.
     pub fn shutdown(&self) {
         let _ = self.commands.send(Command::Shutdown);
@@ -187,8 +204,9 @@ impl Engine {
         let stats = self.stats();
         let backend_name = self.backend_name();
         // Unbounded in form only: an executor keeps at most `max_sequences` jobs in a replica and
-        // sends at most one cancel and a bounded number of parks and resumes for each, plus one
-        // Shutdown. Submitters must never block.
+        // sends at most one cancel and a bounded number of parks and resumes for each, one pin and
+        // one unpin per prefix that an HTTP worker registers, plus one Shutdown. Submitters must
+        // never block.
         let (commands, receiver) = unbounded();
         let thread = std::thread::Builder::new()
             .name(format!("engine-{name}"))
@@ -242,6 +260,8 @@ fn obey(engine: &mut Engine, command: Command) -> ControlFlow<()> {
         Command::Cancel(id) => engine.cancel(id),
         Command::Park(id) => engine.park(id),
         Command::Resume(id) => engine.resume(id),
+        Command::Pin(prefix, answer) => engine.pin(&prefix, answer),
+        Command::Unpin(id) => engine.unpin(id),
         Command::Shutdown => return ControlFlow::Break(()),
     }
     ControlFlow::Continue(())
@@ -279,7 +299,12 @@ fn refuse_all(mut engine: Engine, commands: &Receiver<Command>, fault: String) {
                 stats.job_taken();
                 let _ = job.sink.emit(GenerationEvent::Failed(error.clone()));
             }
-            Command::Cancel(_) | Command::Park(_) | Command::Resume(_) => {}
+            // Dropping a pin closes its channel, which is its answer.
+            Command::Cancel(_)
+            | Command::Park(_)
+            | Command::Resume(_)
+            | Command::Pin(..)
+            | Command::Unpin(_) => {}
             Command::Shutdown => return,
         }
     }

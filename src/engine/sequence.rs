@@ -17,9 +17,10 @@ use super::kv::{Origin, SequenceKv};
 use crate::backend::SlotId;
 use crate::model::{Plan, Stage};
 use crate::request::{
-    ConsumerGone, FinishReason, GenerationEvent, GenerationRequest, Job, JobSink, RequestError,
-    TokenId, TokenLogprob, Usage, random_u64,
+    ConsumerGone, FinishReason, GenerationEvent, GenerationRequest, Job, JobSink, PinError,
+    PrefixId, RequestError, TokenId, TokenLogprob, Usage, random_u64,
 };
+use crossbeam_channel::Sender;
 use std::sync::Arc;
 
 /// Rows that entered together and rest in their slots between passes.
@@ -42,6 +43,13 @@ pub(super) enum Verdict {
     Length,
 }
 
+/// What a sequence does for a prefix that shall be kept.
+pub(super) struct PinWish {
+    pub(super) id: PrefixId,
+    /// Dropped unanswered when the sequence ends early.
+    pub(super) answer: Sender<Result<u32, PinError>>,
+}
+
 /// One generation.
 pub(super) struct Sequence {
     pub(super) request: Arc<GenerationRequest>,
@@ -60,6 +68,8 @@ pub(super) struct Sequence {
     pub(super) kv: SequenceKv,
     /// Prompt tokens found in the cache when it first ran; None before.
     pub(super) n_cached: Option<u32>,
+    /// Its prompt is to be pinned once it is computed, and who hears of it.
+    pub(super) pin: Option<PinWish>,
     /// Log-probabilities of prompt tokens 1.. so far; None when not asked or already sent.
     scored: Option<Vec<TokenLogprob>>,
     /// Number of the quantum in which rows of it entered last.
@@ -85,11 +95,12 @@ impl Sequence {
             flight: None,
             slots: Vec::new(),
             kv: SequenceKv::new(
-                origin(&request, loops),
+                request.origin(loops),
                 plan.kv_groups(loops),
                 request.reuse_prefix,
             ),
             n_cached: None,
+            pin: None,
             scored,
             last_served: 0,
             has_ended: false,
@@ -99,7 +110,7 @@ impl Sequence {
 
     /// What its K/V depend on beside the tokens.
     pub(super) fn origin(&self) -> Origin {
-        origin(&self.request, self.loops)
+        self.request.origin(self.loops)
     }
 
     /// Whether blocks of others may stand in front of it. Prompt scores need every prompt row.
@@ -228,10 +239,14 @@ impl Sequence {
     }
 }
 
-fn origin(request: &GenerationRequest, loops: u32) -> Origin {
-    Origin {
-        loops,
-        cache_window: request.cache_window,
-        isolation_key: request.isolation_key,
+impl GenerationRequest {
+    /// What the K/V of a request depend on beside its tokens; `loops` is what it asked or the
+    /// model's default.
+    pub(super) fn origin(&self, loops: u32) -> Origin {
+        Origin {
+            loops,
+            cache_window: self.cache_window,
+            isolation_key: self.isolation_key,
+        }
     }
 }

@@ -22,8 +22,11 @@ pub struct EngineStats {
     running: AtomicU32,
     pages_used: AtomicU32,
     pages_cached: AtomicU32,
+    pages_pinned: AtomicU32,
     batch_rows: AtomicU32,
     quanta: AtomicU64,
+    step_nanos: AtomicU64,
+    pass_nanos: AtomicU64,
     preemptions: AtomicU64,
     prefix_queries: AtomicU64,
     prefix_hits: AtomicU64,
@@ -44,10 +47,16 @@ pub struct Snapshot {
     pub pages_used: u32,
     /// KV pages kept for reuse only.
     pub pages_cached: u32,
+    /// KV pages that pinned prefixes keep, in use or not.
+    pub pages_pinned: u32,
     /// Rows of the latest quantum.
     pub batch_rows: u32,
     /// Quanta run.
     pub quanta: u64,
+    /// Time of all steps that ended, from planning to publishing.
+    pub time_in_steps: Duration,
+    /// The part of it inside the model's passes; the rest is the engine's own.
+    pub time_in_passes: Duration,
     /// Sequences preempted.
     pub preemptions: u64,
     /// Prompt tokens looked up in the prefix cache.
@@ -66,6 +75,7 @@ pub(super) struct Gauges {
     pub(super) parked: u32,
     pub(super) pages_used: u32,
     pub(super) pages_cached: u32,
+    pub(super) pages_pinned: u32,
 }
 
 impl EngineStats {
@@ -80,8 +90,11 @@ impl EngineStats {
             running: AtomicU32::new(0),
             pages_used: AtomicU32::new(0),
             pages_cached: AtomicU32::new(0),
+            pages_pinned: AtomicU32::new(0),
             batch_rows: AtomicU32::new(0),
             quanta: AtomicU64::new(0),
+            step_nanos: AtomicU64::new(0),
+            pass_nanos: AtomicU64::new(0),
             preemptions: AtomicU64::new(0),
             prefix_queries: AtomicU64::new(0),
             prefix_hits: AtomicU64::new(0),
@@ -103,8 +116,11 @@ impl EngineStats {
             parked: self.parked.load(Relaxed),
             pages_used: self.pages_used.load(Relaxed),
             pages_cached: self.pages_cached.load(Relaxed),
+            pages_pinned: self.pages_pinned.load(Relaxed),
             batch_rows: self.batch_rows.load(Relaxed),
             quanta: self.quanta.load(Relaxed),
+            time_in_steps: Duration::from_nanos(self.step_nanos.load(Relaxed)),
+            time_in_passes: Duration::from_nanos(self.pass_nanos.load(Relaxed)),
             preemptions: self.preemptions.load(Relaxed),
             prefix_queries: self.prefix_queries.load(Relaxed),
             prefix_hits: self.prefix_hits.load(Relaxed),
@@ -126,8 +142,19 @@ impl EngineStats {
         self.sent.fetch_sub(1, Relaxed);
     }
 
-    pub(super) fn step_begins(&self) {
-        self.step_began.store(self.nanos(), Relaxed);
+    /// Returns the moment, for [`Self::step_ends`].
+    pub(super) fn step_begins(&self) -> u64 {
+        let now = self.nanos();
+        self.step_began.store(now, Relaxed);
+        now
+    }
+
+    /// Adds up where the time of a step went.
+    pub(super) fn step_ends(&self, began: u64, in_pass: Duration) {
+        let n_nanos = self.nanos().saturating_sub(began);
+        let in_pass = u64::try_from(in_pass.as_nanos()).unwrap_or(u64::MAX);
+        self.step_nanos.fetch_add(n_nanos, Relaxed);
+        self.pass_nanos.fetch_add(in_pass, Relaxed);
     }
 
     pub(super) fn idle(&self) {
@@ -147,6 +174,7 @@ impl EngineStats {
         self.parked.store(gauges.parked, Relaxed);
         self.pages_used.store(gauges.pages_used, Relaxed);
         self.pages_cached.store(gauges.pages_cached, Relaxed);
+        self.pages_pinned.store(gauges.pages_pinned, Relaxed);
     }
 
     pub(super) fn quantum(&self, n_rows: u32) {

@@ -7,8 +7,9 @@
 pub mod fake;
 pub mod native;
 
-use crate::request::{Job, RequestId};
+use crate::request::{Job, PinError, Prefix, PrefixId, RequestId};
 use crate::tokenizer::Tokenizer;
+use crossbeam_channel::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ pub struct RuntimeStatus {
     pub kv_pages_used: u32,
     /// See above.
     pub kv_pages_cached: u32,
+    /// KV pages that pinned prefixes keep, whether sequences use them or not.
+    pub kv_pages_pinned: u32,
     /// Sequences preempted since start.
     pub preemptions: u64,
     /// Prompt tokens looked up in the prefix cache since start.
@@ -54,6 +57,10 @@ pub struct RuntimeStatus {
     pub batch_rows: u32,
     /// Quanta run since start.
     pub quanta: u64,
+    /// Time of all quanta that ended, and the part of it inside the model's passes.
+    pub time_in_steps: Duration,
+    /// See above.
+    pub time_in_passes: Duration,
     /// Age of the running quantum while work exists; None when idle.
     pub step_age: Option<Duration>,
 }
@@ -88,6 +95,17 @@ pub trait Runtime: Send + Sync {
     /// Lets a parked job run again; it gets its turn by its time of arrival, before younger ones.
     /// Ids that are not parked are ignored.
     fn resume(&self, id: RequestId);
+    /// Keeps the K/V of a prefix, computing what is missing, until [`Self::unpin_prefix`]. Never
+    /// blocks: the answer, the tokens kept, goes to the channel, whose other end waits as long as it
+    /// likes; it is closed without an answer when the runtime ends before. A prefix that is kept
+    /// already is answered at once.
+    fn pin_prefix(&self, prefix: Prefix, answer: Sender<Result<u32, PinError>>) {
+        let _ = (prefix, answer.try_send(Err(PinError::Unsupported)));
+    }
+    /// Keeps it no longer, and stops computing it. Unknown ids are ignored.
+    fn unpin_prefix(&self, id: PrefixId) {
+        let _ = id;
+    }
     /// What it is doing.
     fn status(&self) -> RuntimeStatus;
     /// What a loop costs, for looped models; None for others and before it was measured.

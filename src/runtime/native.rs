@@ -13,8 +13,9 @@ use crate::config::EngineConfig;
 use crate::engine::{Engine, EngineError, EngineHandle, EngineLimits, EngineParts};
 use crate::format::{FormatError, ModelFile};
 use crate::model::{Model, ModelError, ModelSpec, Plan};
-use crate::request::{GenerationRequest, Job, RequestId};
+use crate::request::{GenerationRequest, Job, PinError, Prefix, PrefixId, RequestId};
 use crate::tokenizer::Tokenizer;
+use crossbeam_channel::Sender;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -178,6 +179,14 @@ impl Runtime for NativeRuntime {
         self.engine.resume(id);
     }
 
+    fn pin_prefix(&self, prefix: Prefix, answer: Sender<Result<u32, PinError>>) {
+        self.engine.pin(prefix, answer);
+    }
+
+    fn unpin_prefix(&self, id: PrefixId) {
+        self.engine.unpin(id);
+    }
+
     fn status(&self) -> RuntimeStatus {
         let now = self.engine.stats().snapshot();
         RuntimeStatus {
@@ -188,11 +197,14 @@ impl Runtime for NativeRuntime {
             kv_pages_total: self.engine.limits().n_pages,
             kv_pages_used: now.pages_used,
             kv_pages_cached: now.pages_cached,
+            kv_pages_pinned: now.pages_pinned,
             preemptions: now.preemptions,
             prefix_queries: now.prefix_queries,
             prefix_hits: now.prefix_hits,
             batch_rows: now.batch_rows,
             quanta: now.quanta,
+            time_in_steps: now.time_in_steps,
+            time_in_passes: now.time_in_passes,
             step_age: now.step_age,
         }
     }

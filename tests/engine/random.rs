@@ -16,6 +16,36 @@ struct Plan {
     park: Option<(usize, usize)>,
 }
 
+/// A prefix that is pinned for a while.
+#[derive(Clone, Debug)]
+struct Pin {
+    prefix: Prefix,
+    start: usize,
+    stop: usize,
+}
+
+fn pins() -> impl Strategy<Value = Vec<Pin>> {
+    let one = (
+        0..3_u32,
+        16..80_usize,
+        0..30_usize,
+        0..60_usize,
+        any::<u64>(),
+    );
+    let pin = one.prop_map(|(family, n, start, length, id)| Pin {
+        prefix: Prefix {
+            id: PrefixId(u128::from(id)),
+            tokens: prompt(family, n).into(),
+            loops: None,
+            cache_window: 0,
+            isolation_key: 0,
+        },
+        start,
+        stop: start + length,
+    });
+    prop::collection::vec(pin, 0..3)
+}
+
 fn plans(max_loops: u32) -> impl Strategy<Value = Vec<Plan>> {
     let one = (
         (0..3_u32, 1..80_usize, 0..14_u32),
@@ -45,11 +75,16 @@ fn plans(max_loops: u32) -> impl Strategy<Value = Vec<Plan>> {
 }
 
 /// Runs the plans together, checking the books after every quantum, and compares with alone.
-fn check_plans(shape: Shape, config: EngineConfig, plans: &[Plan]) -> Result<(), TestCaseError> {
+fn check_plans(
+    shape: Shape,
+    config: EngineConfig,
+    plans: &[Plan],
+    pins: &[Pin],
+) -> Result<(), TestCaseError> {
     let mut engine = engine_of(shape, config);
     let mut outcomes = vec![None; plans.len()];
     let mut now = 0;
-    while now <= 80 || !engine.is_idle() {
+    while now <= 90 || !engine.is_idle() {
         for (plan, outcome) in plans.iter().zip(&mut outcomes) {
             if plan.start == now {
                 *outcome = Some(submit(&mut engine, &plan.request));
@@ -64,11 +99,21 @@ fn check_plans(shape: Shape, config: EngineConfig, plans: &[Plan]) -> Result<(),
                 engine.resume(plan.request.id);
             }
         }
+        for pin in pins {
+            if pin.start == now {
+                let (answer, _) = crossbeam_channel::bounded(1);
+                engine.pin(&pin.prefix, answer);
+            }
+            if pin.stop == now {
+                engine.unpin(pin.prefix.id);
+            }
+        }
         step(&mut engine);
         now += 1;
         prop_assert!(now < 20_000, "the engine makes no progress");
     }
-    prop_assert_eq!(engine.stats().snapshot().pages_used, 0);
+    let figures = engine.stats().snapshot();
+    prop_assert_eq!((figures.pages_used, figures.pages_pinned), (0, 0));
     for (plan, outcome) in plans.iter().zip(outcomes) {
         let outcome = outcome.expect("all were submitted").lock().clone();
         let expected = alone(shape, &plan.request);
@@ -98,18 +143,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn neighbours_chunks_parks_and_cancels_change_nothing(config in sizes(), plans in plans(1)) {
-        check_plans(None, config, &plans)?;
+    fn neighbours_chunks_parks_pins_and_cancels_change_nothing(
+        config in sizes(),
+        plans in plans(1),
+        pins in pins(),
+    ) {
+        check_plans(None, config, &plans, &pins)?;
     }
 
     #[test]
     fn neighbours_of_other_depths_change_nothing(
         config in sizes(),
         plans in plans(4),
+        pins in pins(),
         blocks in prop_oneof![Just((0, 2, 0)), Just((1, 1, 1)), Just((1, 2, 0)), Just((0, 1, 1))],
     ) {
         // Counted at the default depth of 2; 4 loops need up to twice as many pages.
         let config = EngineConfig { kv_tokens: config.kv_tokens.map(|n| n * 2), ..config };
-        check_plans(Some(blocks), config, &plans)?;
+        check_plans(Some(blocks), config, &plans, &pins)?;
     }
 }

@@ -11,6 +11,8 @@
 //!      ▲                  │ release             ▲                                 │     │
 //!      ├──────────────────┘                     └───────────── attach ────────────┘     │
 //!      └──────────────────────────── evict, least recently used first ──────────────────┘
+//!
+//! pinned: shared or idle, never cached, so never evicted; the last unpin of an idle block makes it cached
 //! ```
 //!
 //! **Prefix reuse.** Published blocks form a trie: a block is found by its parent block and its
@@ -24,15 +26,17 @@
 //! block that may be written is the last one of a prompt that is cached whole, whose last row must
 //! run again for its logits: [`KvPool::copy_last`] makes that block private.
 //!
-//! Invariant ([`KvPool::check_integrity`]): every page is free, cached or used, exactly once.
+//! Invariant ([`KvPool::check_integrity`]): every page is free, cached, used or idle under a pin,
+//! exactly once.
 //!
-//! What is not here: who may have pages (`batch`), pinned prefixes (later, on top of this).
+//! What is not here: who may have pages (`batch`), which prefixes are worth a pin (`scheduler`).
 
+mod pins;
 #[cfg(test)]
 mod tests;
 
 use crate::backend::{PAGE_TOKENS, PageId, SequencePages};
-use crate::request::TokenId;
+use crate::request::{PrefixId, TokenId};
 use std::collections::{BTreeMap, HashMap};
 
 /// What all K/V of a chain depends on beside its tokens.
@@ -72,9 +76,11 @@ struct Block {
     pages: Vec<PageId>,
     /// Sequences that hold it.
     n_holders: u32,
+    /// Pins that keep it; they come in whole chains, so a pinned block's parent is pinned too.
+    n_pins: u32,
     /// Set once it is published: its key and its serial number.
     published: Option<(Key, u64)>,
-    /// Its place in `KvPool::cached` while nobody holds it.
+    /// Its place in `KvPool::cached` while nobody holds or pins it.
     released_at: u64,
 }
 
@@ -122,6 +128,12 @@ impl SequenceKv {
         self.blocks.len() * PAGE_TOKENS
     }
 
+    /// Its leading blocks that others can find.
+    #[must_use]
+    pub fn published_blocks(&self) -> &[BlockId] {
+        &self.blocks[..self.n_published]
+    }
+
     /// Pages still missing to hold `n_tokens`.
     #[must_use]
     pub fn missing_pages(&self, n_tokens: usize) -> usize {
@@ -140,17 +152,24 @@ pub struct KvPool {
     /// Entries of `blocks` without pages.
     vacant: Vec<BlockId>,
     index: HashMap<Key, BlockId>,
-    /// Published blocks that nobody holds, least recently released first.
+    /// Published blocks that nobody holds or pins, least recently released first.
     cached: BTreeMap<u64, BlockId>,
     n_cached_pages: usize,
+    /// Chains that stay, each from its first block on.
+    pins: HashMap<PrefixId, Vec<BlockId>>,
+    /// Most pages that may be pinned.
+    pinned_pages_max: usize,
+    n_pinned_pages: usize,
+    /// Those of them that no sequence holds.
+    n_idle_pinned_pages: usize,
     /// Next serial number, and next release time.
     n_events: u64,
 }
 
 impl KvPool {
-    /// All pages free. Without `keeps_blocks` nothing is ever published.
+    /// All pages free. Without `keeps_blocks` nothing is ever published, hence nothing pinned.
     #[must_use]
-    pub fn new(n_pages: u32, keeps_blocks: bool) -> Self {
+    pub fn new(n_pages: u32, pinned_pages_max: u32, keeps_blocks: bool) -> Self {
         Self {
             n_pages: n_pages as usize,
             keeps_blocks,
@@ -161,6 +180,10 @@ impl KvPool {
             index: HashMap::new(),
             cached: BTreeMap::new(),
             n_cached_pages: 0,
+            pins: HashMap::new(),
+            pinned_pages_max: pinned_pages_max as usize,
+            n_pinned_pages: 0,
+            n_idle_pinned_pages: 0,
             n_events: 0,
         }
     }
@@ -180,7 +203,7 @@ impl KvPool {
     /// Pages held by sequences.
     #[must_use]
     pub fn used_pages(&self) -> usize {
-        self.n_pages - self.available_pages()
+        self.n_pages - self.available_pages() - self.n_idle_pinned_pages
     }
 
     /// The longest published chain that begins `tokens`, in whole blocks.
@@ -207,7 +230,7 @@ impl KvPool {
     pub fn attach_pages(&self, found: &[BlockId]) -> usize {
         let unheld = found.iter().map(|id| self.block(*id));
         unheld
-            .filter(|block| block.n_holders == 0)
+            .filter(|block| block.n_holders == 0 && block.n_pins == 0)
             .map(|block| block.pages.len())
             .sum()
     }
@@ -344,22 +367,37 @@ impl KvPool {
     }
 
     fn hold(&mut self, id: BlockId) {
-        let block = &mut self.blocks[id.0 as usize];
-        if block.n_holders == 0 {
-            self.cached.remove(&block.released_at);
-            self.n_cached_pages -= block.pages.len();
+        if self.block(id).n_holders == 0 {
+            self.leave_idle(id);
         }
-        block.n_holders += 1;
+        self.block_mut(id).n_holders += 1;
     }
 
     fn let_go(&mut self, id: BlockId) {
+        self.block_mut(id).n_holders -= 1;
+        if self.block(id).n_holders == 0 {
+            self.become_idle(id);
+        }
+    }
+
+    /// A block without holders is about to get one, or a pin, and comes off the list it is on.
+    fn leave_idle(&mut self, id: BlockId) {
+        let block = &self.blocks[id.0 as usize];
+        if block.n_pins > 0 {
+            self.n_idle_pinned_pages -= block.pages.len();
+        } else {
+            self.cached.remove(&block.released_at);
+            self.n_cached_pages -= block.pages.len();
+        }
+    }
+
+    /// A block has lost its last holder, or an idle one a pin.
+    fn become_idle(&mut self, id: BlockId) {
         let now = self.next_event();
         let block = &mut self.blocks[id.0 as usize];
-        block.n_holders -= 1;
-        if block.n_holders > 0 {
-            return;
-        }
-        if block.published.is_some() {
+        if block.n_pins > 0 {
+            self.n_idle_pinned_pages += block.pages.len();
+        } else if block.published.is_some() {
             block.released_at = now;
             self.n_cached_pages += block.pages.len();
             self.cached.insert(now, id);
@@ -400,7 +438,7 @@ impl KvPool {
         &mut self.blocks[id.0 as usize]
     }
 
-    /// Checks that free + cached + used = all, and that every count agrees with the sequences that
+    /// Checks that free + cached + idle pinned + used = all, and that every count agrees with the sequences that
     /// exist, `live`. Costs a walk over the pool: for idle moments and tests.
     ///
     /// # Errors
@@ -429,7 +467,8 @@ impl KvPool {
         if let Some(lost) = seen.iter().position(|seen| !seen) {
             return Err(format!("page {lost} is lost"));
         }
-        self.check_blocks(&holders)
+        self.check_blocks(&holders)?;
+        self.check_pins()
     }
 
     fn check_blocks(&self, holders: &[u32]) -> Result<(), String> {
@@ -446,7 +485,7 @@ impl KvPool {
             {
                 return Err(format!("{id:?} is published and cannot be found"));
             }
-            if block.n_holders == 0 && !block.pages.is_empty() {
+            if block.n_holders == 0 && block.n_pins == 0 && !block.pages.is_empty() {
                 n_cached += 1;
                 n_cached_pages += block.pages.len();
                 if self.cached.get(&block.released_at) != Some(&id) {

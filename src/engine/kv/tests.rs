@@ -1,6 +1,7 @@
 //! Tests of the KV pool: named behaviours, then random runs against the integrity check.
 
 use super::*;
+use crate::request::PinError;
 use proptest::prelude::*;
 
 const ORIGIN: Origin = Origin {
@@ -28,7 +29,7 @@ fn check(pool: &KvPool, live: &[&SequenceKv]) {
 
 #[test]
 fn full_blocks_are_found_again_and_partial_ones_are_not() {
-    let mut pool = KvPool::new(10, true);
+    let mut pool = KvPool::new(10, 10, true);
     let mut kv = computed(&mut pool, &tokens(40), 2);
     assert_eq!((pool.used_pages(), pool.available_pages()), (6, 4));
     pool.release(&mut kv);
@@ -51,7 +52,7 @@ fn full_blocks_are_found_again_and_partial_ones_are_not() {
 
 #[test]
 fn another_origin_shares_nothing() {
-    let mut pool = KvPool::new(10, true);
+    let mut pool = KvPool::new(10, 10, true);
     let _kv = computed(&mut pool, &tokens(32), 1);
     for origin in [
         Origin { loops: 2, ..ORIGIN },
@@ -70,12 +71,12 @@ fn another_origin_shares_nothing() {
 
 #[test]
 fn a_private_sequence_and_a_pool_without_cache_publish_nothing() {
-    let mut pool = KvPool::new(4, true);
+    let mut pool = KvPool::new(4, 4, true);
     let mut kv = SequenceKv::new(ORIGIN, 1, false);
     assert!(pool.grow(&mut kv, 32));
     pool.publish(&mut kv, &tokens(32), 32);
     assert!(pool.find(ORIGIN, &tokens(32)).is_empty());
-    let mut plain = KvPool::new(4, false);
+    let mut plain = KvPool::new(4, 4, false);
     let mut kv = computed(&mut plain, &tokens(32), 1);
     plain.release(&mut kv);
     assert_eq!(plain.cached_pages(), 0);
@@ -84,7 +85,7 @@ fn a_private_sequence_and_a_pool_without_cache_publish_nothing() {
 
 #[test]
 fn a_block_computed_twice_is_kept_once() {
-    let mut pool = KvPool::new(8, true);
+    let mut pool = KvPool::new(8, 8, true);
     let first = computed(&mut pool, &tokens(32), 2);
     let mut second = computed(&mut pool, &tokens(32), 2);
     assert_eq!(pool.used_pages(), 4);
@@ -96,7 +97,7 @@ fn a_block_computed_twice_is_kept_once() {
 
 #[test]
 fn children_are_evicted_before_their_parents_and_the_least_recent_chain_first() {
-    let mut pool = KvPool::new(4, true);
+    let mut pool = KvPool::new(4, 4, true);
     let mut old = computed(&mut pool, &tokens(32), 1);
     let recent_tokens: Vec<u32> = (100..132).collect();
     let mut recent = computed(&mut pool, &recent_tokens, 1);
@@ -113,7 +114,7 @@ fn children_are_evicted_before_their_parents_and_the_least_recent_chain_first() 
 
 #[test]
 fn growth_ends_where_the_pages_end() {
-    let mut pool = KvPool::new(5, true);
+    let mut pool = KvPool::new(5, 5, true);
     let mut kv = SequenceKv::new(ORIGIN, 2, true);
     assert!(!pool.grow(&mut kv, 48));
     assert_eq!(kv.capacity_tokens(), 32);
@@ -123,7 +124,7 @@ fn growth_ends_where_the_pages_end() {
 
 #[test]
 fn the_last_shared_block_is_copied_before_it_is_written() {
-    let mut pool = KvPool::new(6, true);
+    let mut pool = KvPool::new(6, 6, true);
     let first = computed(&mut pool, &tokens(32), 2);
     let found = pool.find(ORIGIN, &tokens(32));
     let mut second = SequenceKv::new(ORIGIN, 2, true);
@@ -143,7 +144,7 @@ fn the_last_shared_block_is_copied_before_it_is_written() {
 
 #[test]
 fn without_pages_the_last_shared_block_is_given_up() {
-    let mut pool = KvPool::new(4, true);
+    let mut pool = KvPool::new(4, 4, true);
     let mut first = computed(&mut pool, &tokens(32), 2);
     let found = pool.find(ORIGIN, &tokens(32));
     let mut second = SequenceKv::new(ORIGIN, 2, true);
@@ -156,6 +157,66 @@ fn without_pages_the_last_shared_block_is_given_up() {
     check(&pool, &[&second]);
 }
 
+#[test]
+fn pinned_chains_outlive_the_pressure_and_cached_ones_do_not() {
+    let mut pool = KvPool::new(6, 4, true);
+    let mut kv = computed(&mut pool, &tokens(32), 1);
+    assert_eq!(pool.pin(PrefixId(1), kv.published_blocks()), Ok(32));
+    assert_eq!((pool.used_pages(), pool.pinned_pages()), (2, 2));
+    pool.release(&mut kv);
+    assert_eq!((pool.used_pages(), pool.cached_pages()), (0, 0));
+    assert_eq!((pool.available_pages(), pool.pinned_pages()), (4, 2));
+    check(&pool, &[]);
+
+    let mut other = SequenceKv::new(ORIGIN, 1, true);
+    assert!(!pool.grow(&mut other, 90));
+    let found = pool.find(ORIGIN, &tokens(40));
+    assert_eq!((found.len(), pool.attach_pages(&found)), (2, 0));
+    let mut hit = SequenceKv::new(ORIGIN, 1, true);
+    pool.attach(&mut hit, &found);
+    assert_eq!(pool.used_pages(), 6);
+    check(&pool, &[&other, &hit]);
+    pool.unpin(PrefixId(1));
+    check(&pool, &[&other, &hit]);
+    pool.release(&mut hit);
+    assert_eq!((pool.cached_pages(), pool.pinned_pages()), (2, 0));
+    assert!(pool.grow(&mut other, 96));
+    assert!(pool.find(ORIGIN, &tokens(40)).is_empty());
+    check(&pool, &[&other]);
+}
+
+#[test]
+fn pins_share_blocks_and_have_a_limit_with_both_numbers() {
+    let mut pool = KvPool::new(20, 6, true);
+    let long = computed(&mut pool, &tokens(48), 2);
+    let mut other_tokens = tokens(48);
+    other_tokens[40] = 7;
+    let other = computed(&mut pool, &other_tokens, 2);
+    assert_eq!(pool.pin(PrefixId(1), &long.published_blocks()[..2]), Ok(32));
+    assert_eq!(
+        pool.pin(PrefixId(1), long.published_blocks()),
+        Ok(32),
+        "it is there"
+    );
+    assert_eq!(pool.pin(PrefixId(2), long.published_blocks()), Ok(48));
+    assert_eq!(pool.pinned_pages(), 6);
+    let refused = PinError::NoRoom {
+        needed_pages: 2,
+        pinned_pages: 6,
+        pages_max: 6,
+    };
+    assert_eq!(
+        pool.pin(PrefixId(3), other.published_blocks()),
+        Err(refused)
+    );
+    check(&pool, &[&long, &other]);
+    pool.unpin(PrefixId(2));
+    pool.unpin(PrefixId(9));
+    assert_eq!(pool.pinned_pages(), 4);
+    assert_eq!(pool.pin(PrefixId(3), other.published_blocks()), Ok(48));
+    check(&pool, &[&long, &other]);
+}
+
 /// A step of a random run.
 #[derive(Clone, Debug)]
 enum Act {
@@ -165,6 +226,10 @@ enum Act {
     Compute(usize, usize),
     /// Ends sequence `i`.
     End(usize),
+    /// Pins what sequence `i` has published under one of a few names.
+    Pin(usize, u128),
+    /// Ends a pin.
+    Unpin(u128),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -172,6 +237,8 @@ fn act() -> impl Strategy<Value = Act> {
         (0..3_u32, 1..90_usize, 1..3_u32).prop_map(|(v, n, loops)| Act::Start(v, n, loops)),
         (0..6_usize, 1..40_usize).prop_map(|(i, n)| Act::Compute(i, n)),
         (0..6_usize).prop_map(Act::End),
+        (0..6_usize, 0..4_u128).prop_map(|(i, name)| Act::Pin(i, name)),
+        (0..4_u128).prop_map(Act::Unpin),
     ]
 }
 
@@ -208,9 +275,10 @@ proptest! {
     #[test]
     fn every_page_has_one_owner_whatever_happens(
         n_pages in 1..40_u32,
+        pinned_pages_max in 0..20_u32,
         acts in prop::collection::vec(act(), 1..60),
     ) {
-        let mut pool = KvPool::new(n_pages, true);
+        let mut pool = KvPool::new(n_pages, pinned_pages_max, true);
         let mut live: Vec<Live> = Vec::new();
         for act in acts {
             match act {
@@ -228,7 +296,11 @@ proptest! {
                     let mut ended = live.swap_remove(i);
                     pool.release(&mut ended.kv);
                 }
-                Act::Start(..) | Act::Compute(..) | Act::End(_) => {}
+                Act::Pin(i, name) if i < live.len() => {
+                    let _ = pool.pin(PrefixId(name), live[i].kv.published_blocks());
+                }
+                Act::Unpin(name) => pool.unpin(PrefixId(name)),
+                Act::Start(..) | Act::Compute(..) | Act::End(_) | Act::Pin(..) => {}
             }
             let sequences = live.iter().map(|live| &live.kv);
             prop_assert_eq!(pool.check_integrity(sequences), Ok(()));

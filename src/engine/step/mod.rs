@@ -23,20 +23,23 @@
 //! Parked ones are like preempted ones, but only a command brings them back; meanwhile they do not
 //! keep the engine awake.
 
+mod commands;
+mod landing;
+
 use super::batch::{self, Candidate, Decision, Quantum, Supply};
 use super::kv::{KvPool, SequenceKv};
 use super::limits::{EngineLimits, MAX_SCORED_ROWS};
-use super::sampler::{Ask, SampleError, Sampler};
-use super::sequence::{Flight, Sequence, Verdict};
+use super::sampler::Sampler;
+use super::sequence::{Flight, Sequence};
 use super::stats::{EngineStats, Gauges};
 use super::{EngineError, EngineParts};
 use crate::backend::{Backend, BackendError, MemoryUse, Pass, Row, SlotId};
 use crate::model::{Model, Plan, forward};
-use crate::request::{
-    ConsumerGone, FinishReason, GenerationEvent, Job, RequestError, RequestId, TokenId,
-};
+use crate::request::TokenId;
+use landing::Landing;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The engine. Owned by one thread; `step` may also be driven by hand.
 pub struct Engine {
@@ -88,7 +91,7 @@ impl Engine {
             limits,
             end_tokens: parts.end_tokens,
             stats: Arc::new(EngineStats::new()),
-            kv: KvPool::new(limits.n_pages, limits.prefix_cache),
+            kv: KvPool::new(limits.n_pages, limits.pinned_pages_max, limits.prefix_cache),
             free_slots: (0..limits.max_rows).rev().map(SlotId).collect(),
             waiting: VecDeque::new(),
             parked: Vec::new(),
@@ -143,74 +146,6 @@ impl Engine {
         self.state.running.is_empty() && self.state.waiting.is_empty()
     }
 
-    /// Takes a job. One that can never run here fails at once, with the reason.
-    pub fn submit(&mut self, mut job: Job) {
-        let state = &mut self.state;
-        if let Some(reason) = state.limits.refusal(&job.request, &self.model.plan) {
-            let refused = GenerationEvent::Failed(RequestError::Fault(reason));
-            let _ = job.sink.emit(refused);
-            return;
-        }
-        state.n_arrivals += 1;
-        let sequence = Sequence::new(job, state.n_arrivals, &self.model.plan);
-        state.waiting.push_back(sequence);
-        state.publish();
-    }
-
-    /// Ends a job and frees all it holds. Unknown ids are ignored.
-    pub fn cancel(&mut self, id: RequestId) {
-        let state = &mut self.state;
-        if let Some(index) = state.waiting.iter().position(|s| s.request.id == id)
-            && let Some(mut sequence) = state.waiting.remove(index)
-        {
-            sequence.fail(RequestError::Cancelled);
-        }
-        if let Some(index) = state.running.iter().position(|s| s.request.id == id) {
-            let mut sequence = state.leave(index);
-            sequence.fail(RequestError::Cancelled);
-        }
-        if let Some(index) = state.parked.iter().position(|s| s.request.id == id) {
-            state.parked.remove(index).fail(RequestError::Cancelled);
-        }
-        state.publish();
-    }
-
-    /// Takes a job out of the batch, or out of the wait for it, until [`Self::resume`]. It keeps its
-    /// tokens and its seed, all that later tokens depend on. Unknown and parked ids are ignored.
-    pub fn park(&mut self, id: RequestId) {
-        let state = &mut self.state;
-        if let Some(index) = state.running.iter().position(|s| s.request.id == id) {
-            let sequence = state.leave(index);
-            state.parked.push(sequence);
-        }
-        if let Some(index) = state.waiting.iter().position(|s| s.request.id == id) {
-            state.parked.extend(state.waiting.remove(index));
-        }
-        state.publish();
-    }
-
-    /// Lets a parked job wait for its turn again. Ids that are not parked are ignored.
-    pub fn resume(&mut self, id: RequestId) {
-        let state = &mut self.state;
-        if let Some(index) = state.parked.iter().position(|s| s.request.id == id) {
-            let sequence = state.parked.swap_remove(index);
-            state.wait_in_order(sequence);
-        }
-        state.publish();
-    }
-
-    /// Ends all jobs with `error`.
-    pub fn fail_all(&mut self, error: &RequestError) {
-        let state = &mut self.state;
-        let others = state.waiting.drain(..).chain(state.parked.drain(..));
-        for mut sequence in state.running.drain(..).chain(others) {
-            state.free_slots.append(&mut sequence.slots);
-            state.kv.release(&mut sequence.kv);
-            sequence.fail(error.clone());
-        }
-        state.publish();
-    }
-
     /// Called when there is nothing to do, before the thread waits for commands.
     pub fn rest(&mut self) {
         self.state.stats.idle();
@@ -250,16 +185,20 @@ impl Engine {
     /// # Errors
     /// When the device failed; the engine must not be used any more.
     pub fn step(&mut self) -> Result<(), BackendError> {
-        self.state.stats.step_begins();
+        let began = self.state.stats.step_begins();
+        let mut in_pass = Duration::ZERO;
         self.admit()?;
         if self.state.choose(&self.model.plan) {
             let state = &mut self.state;
             state.board(&self.model.plan);
             let (segment, pass) = (state.quantum.segment, &state.pass);
+            let pass_began = Instant::now();
             let logits = forward::run_pass(&self.model, self.backend.as_mut(), segment, pass)?;
+            in_pass = pass_began.elapsed();
             self.state.commit(&self.model.plan, logits);
         }
         self.state.publish();
+        self.state.stats.step_ends(began, in_pass);
         Ok(())
     }
 
@@ -456,6 +395,7 @@ impl State {
             landing.take(wanting.map(|row| row.position as usize).zip(own_logits));
         }
         while let Some(index) = self.running.iter().position(|s| s.has_ended) {
+            self.grant_pin(index);
             drop(self.leave(index));
         }
     }
@@ -468,94 +408,7 @@ impl State {
             parked: self.parked.len() as u32,
             pages_used: self.kv.used_pages() as u32,
             pages_cached: self.kv.cached_pages() as u32,
+            pages_pinned: self.kv.pinned_pages() as u32,
         });
-    }
-}
-
-/// A sequence whose rows have come out of their last pass.
-struct Landing<'a> {
-    sequence: &'a mut Sequence,
-    sampler: &'a mut Sampler,
-    end_tokens: &'a [TokenId],
-    context_length: u32,
-}
-
-/// Why a landing sequence goes no further.
-enum Halt {
-    /// Its consumer is gone.
-    Gone,
-    /// Its logits allow no choice.
-    Unusable(SampleError),
-}
-
-impl From<ConsumerGone> for Halt {
-    fn from(_: ConsumerGone) -> Self {
-        Halt::Gone
-    }
-}
-
-impl From<SampleError> for Halt {
-    fn from(error: SampleError) -> Self {
-        Halt::Unusable(error)
-    }
-}
-
-impl Landing<'_> {
-    /// Uses the logits `(position, (vocab_size))` of the rows that wanted them, in order.
-    fn take<'l>(&mut self, wanted: impl Iterator<Item = (usize, &'l [f32])>) {
-        match self.try_take(wanted) {
-            Ok(()) => {}
-            // Nobody listens, so there is nobody to tell.
-            Err(Halt::Gone) => self.sequence.has_ended = true,
-            Err(Halt::Unusable(error)) => {
-                self.sequence.fail(RequestError::Fault(error.to_string()))
-            }
-        }
-    }
-
-    fn try_take<'l>(
-        &mut self,
-        wanted: impl Iterator<Item = (usize, &'l [f32])>,
-    ) -> Result<(), Halt> {
-        for (position, logits) in wanted {
-            if position + 1 < self.sequence.tokens.len() {
-                let token = self.sequence.tokens[position + 1];
-                let n_top = self.sequence.request.prompt_logprobs.unwrap_or(0);
-                let score = self.sampler.score(logits, token, n_top)?;
-                self.sequence.add_score(score);
-            } else {
-                self.sequence.send_scores()?;
-                self.next_token(logits)?;
-            }
-        }
-        self.sequence.send_scores()?;
-        if self.sequence.is_only_prompt_and_done() {
-            self.sequence.finish(FinishReason::Length);
-        }
-        Ok(())
-    }
-
-    fn next_token(&mut self, logits: &[f32]) -> Result<(), Halt> {
-        let sequence = &mut *self.sequence;
-        let choice = self.sampler.choose(
-            logits,
-            &Ask {
-                params: &sequence.request.sampling,
-                tokens: &sequence.tokens,
-                n_prompt: sequence.n_prompt(),
-                forbidden: sequence.forbidden(self.end_tokens),
-                seed: sequence.seed,
-                logprobs: sequence.request.logprobs,
-            },
-        )?;
-        match sequence.push(choice.token, self.end_tokens, self.context_length) {
-            Verdict::Continue => sequence.send_token(choice.token, choice.logprob)?,
-            Verdict::Stop => sequence.finish(FinishReason::Stop),
-            Verdict::Length => {
-                sequence.send_token(choice.token, choice.logprob)?;
-                sequence.finish(FinishReason::Length);
-            }
-        }
-        Ok(())
     }
 }
