@@ -9,19 +9,19 @@ use super::admission::{Closed, Demand, Supply};
 use super::driver;
 use super::estimate::Measured;
 use super::lifecycle::Stamp;
+use super::mailbox::{Receiver, Sender, mailbox, single};
 use super::metrics::{Metrics, ModelMetrics};
 use super::queue::{Event, Queue};
-use super::record::{Delivery, Ending, PRIORITY_MAX, Record, SubmitOptions};
+use super::record::{Ending, PRIORITY_MAX, Record, SubmitOptions};
 use super::refusal::SubmitError;
 use super::replica::{self, ReplicaLoad};
 use super::snapshot::{ReplicaSnapshot, RequestInfo, Snapshot, info};
-use super::ticket::{self, CancelHandle, Ticket, TokenStream};
+use super::ticket::{CancelHandle, Ticket, TokenStream};
 use crate::clock::{Clock, SystemClock};
 use crate::config::ExecutorConfig;
 use crate::request::{GenerationRequest, RequestError, RequestId};
 use crate::runtime::{LoopCost, Runtime};
 use crate::tokenizer::{TextStream, Tokenizer};
-use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -278,9 +278,16 @@ impl Executor {
         options: SubmitOptions,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         let now = self.core.stamp();
+        let ways = mailbox(requests.len());
         let (mut records, receivers): (Vec<_>, Vec<_>) = requests
             .into_iter()
-            .map(|request| self.prepare(request, options.clone(), now))
+            .zip(ways)
+            .map(|(request, (sender, receiver))| {
+                (
+                    self.prepare(request, options.clone(), sender, now),
+                    receiver,
+                )
+            })
             .unzip();
         self.admit(&mut records, now)?;
         let streams = records.into_iter().zip(receivers);
@@ -295,26 +302,27 @@ impl Executor {
         options: SubmitOptions,
     ) -> Result<TokenStream, SubmitError> {
         let now = self.core.stamp();
-        let (mut record, receiver) = self.prepare(request, options, now);
+        let (sender, receiver) = single();
+        let mut record = self.prepare(request, options, sender, now);
         self.admit(std::slice::from_mut(&mut record), now)?;
         Ok(self.stream_of(record, receiver))
     }
 
-    /// The record of a request that comes now, and where its answer will be.
+    /// The record of a request that comes now.
     fn prepare(
         &self,
         request: GenerationRequest,
         mut options: SubmitOptions,
+        sender: Sender,
         now: Stamp,
-    ) -> (Arc<Record>, Receiver<Delivery>) {
+    ) -> Arc<Record> {
         let core = &self.core;
         options.priority = options.priority.clamp(-PRIORITY_MAX, PRIORITY_MAX);
         let timeout = options.queue_timeout.or(core.config.queue_timeout);
         let deadline = timeout.and_then(|timeout| now.at.checked_add(timeout));
         let key = core.queue.key(options.priority, now.at);
-        let (sender, receiver) = ticket::channel();
         let record = Record::new(Arc::new(request), options, key, deadline, sender, now);
-        (Arc::new(record), receiver)
+        Arc::new(record)
     }
 
     fn admit(&self, group: &mut [Arc<Record>], now: Stamp) -> Result<(), SubmitError> {
@@ -336,7 +344,7 @@ impl Executor {
         Ok(())
     }
 
-    fn stream_of(&self, record: Arc<Record>, receiver: Receiver<Delivery>) -> TokenStream {
+    fn stream_of(&self, record: Arc<Record>, receiver: Receiver) -> TokenStream {
         let stop = &record.request.stop;
         let text = match &self.core.tokenizer {
             Some(tokenizer) => TextStream::new(

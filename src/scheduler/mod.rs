@@ -2,7 +2,7 @@
 //!
 //! Read in this order: `executor` (the library API: one per public model), `admission` (pure: may
 //! it enter; `refusal`: why not; `estimate`: from which measurements), `queue` (who is next; the one lock), `driver` (the thread that dispatches and
-//! completes), `replica` (pure: where to), `sink` (what a runtime reports through), `ticket` (what
+//! completes), `replica` (pure: where to), `sink` (what a runtime reports through), `mailbox` and `ticket` (what
 //! the caller holds), `lifecycle` and `record` (the state of one request), `metrics`.
 //!
 //! ```text
@@ -25,6 +25,7 @@ pub(crate) mod driver;
 pub mod estimate;
 pub mod executor;
 pub mod lifecycle;
+pub(crate) mod mailbox;
 pub mod metrics;
 pub(crate) mod queue;
 pub(crate) mod record;

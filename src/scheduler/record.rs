@@ -6,10 +6,10 @@
 
 use super::admission::Loops;
 use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps, Transition};
+use super::mailbox::Sender;
 use super::queue::QueueKey;
 use super::ticket::Outcome;
 use crate::request::{FinishReason, GenerationEvent, GenerationRequest, RequestError, Usage};
-use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -81,7 +81,7 @@ pub(crate) struct Record {
     pub(crate) deadline: Option<Instant>,
     /// Loops asked and granted, as admission decided.
     pub(crate) loops: Option<Loops>,
-    deliver: Sender<Delivery>,
+    deliver: Sender,
     /// Guards the state and the delivery of the end; held for no call outside this file.
     lifecycle: Mutex<Lifecycle>,
     /// Tokens delivered; a statistic, so relaxed.
@@ -100,7 +100,7 @@ impl Record {
         options: SubmitOptions,
         key: QueueKey,
         deadline: Option<Instant>,
-        deliver: Sender<Delivery>,
+        deliver: Sender,
         now: Stamp,
     ) -> Self {
         Self {
@@ -160,7 +160,7 @@ impl Record {
             Ending::Cancelled(error) | Ending::Failed(error) => Err(error.clone()),
         };
         // Nobody may listen any more; then nobody needs the outcome either.
-        let _ = self.deliver.send(Delivery::End(end));
+        let _is_read = self.deliver.send(Delivery::End(end));
         Ok(*state)
     }
 
@@ -169,7 +169,7 @@ impl Record {
         if matches!(event, GenerationEvent::Token { .. }) {
             self.n_tokens.fetch_add(1, Ordering::Relaxed);
         }
-        self.deliver.send(Delivery::Event(event)).is_ok()
+        self.deliver.send(Delivery::Event(event))
     }
 
     pub(crate) fn state(&self) -> Lifecycle {

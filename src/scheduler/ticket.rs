@@ -7,13 +7,13 @@
 
 use super::executor::Core;
 use super::lifecycle::Stamps;
+use super::mailbox::Receiver;
 use super::queue::Event;
 use super::record::{Delivery, Ending, Record};
 use crate::request::{
     FinishReason, GenerationEvent, RequestError, RequestId, TokenId, TokenLogprob, Usage,
 };
 use crate::tokenizer::{TextStep, TextStream};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Select, Sender};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -120,18 +120,11 @@ impl fmt::Debug for CancelHandle {
     }
 }
 
-/// The channel from sink and driver to the consumer. Unbounded by type, bounded by logic: a job
-/// sends at most `max_tokens` tokens, one list of prompt log-probabilities and one end, all of
-/// which the answer needs anyway. A bounded channel would make the engine wait for a slow reader.
-pub(crate) fn channel() -> (Sender<Delivery>, Receiver<Delivery>) {
-    crossbeam_channel::unbounded()
-}
-
 /// An answer as it is made. Iterates over chunks; after the last one [`TokenStream::outcome`]
 /// says how it ended. Dropping it before that cancels.
 pub struct TokenStream {
     handle: CancelHandle,
-    receiver: Receiver<Delivery>,
+    receiver: Receiver,
     text: TextMaker,
     prompt_logprobs: Option<Vec<TokenLogprob>>,
     n_tokens: u32,
@@ -141,11 +134,7 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    pub(crate) fn new(
-        handle: CancelHandle,
-        receiver: Receiver<Delivery>,
-        text: TextStream,
-    ) -> Self {
+    pub(crate) fn new(handle: CancelHandle, receiver: Receiver, text: TextStream) -> Self {
         Self {
             handle,
             receiver,
@@ -212,8 +201,9 @@ impl TokenStream {
     }
 
     /// Waits until one of the streams named by `candidates` has something to say, and returns its
-    /// index; None when `deadline` passes first, or nobody is named. `recv_timeout` with a zero
-    /// timeout then tells what it is, or `TimedOut` when it was nothing for the caller.
+    /// index; None when `deadline` passes first, nobody is named, or they were not submitted
+    /// together. `recv_timeout` with a zero timeout then tells what it is, or `TimedOut` when it
+    /// was nothing for the caller.
     #[must_use]
     pub fn wait_any(
         streams: &[TokenStream],
@@ -224,21 +214,15 @@ impl TokenStream {
             let stream = &streams[**index];
             !stream.ready.is_empty() || stream.ended.is_some()
         };
-        if candidates.is_empty() {
-            return None;
-        }
         if let Some(&index) = candidates.iter().find(has_event) {
             return Some(index);
         }
-        let mut select = Select::new();
-        for &index in candidates {
-            select.recv(&streams[index].receiver);
+        let receivers = candidates.iter().map(|&index| &streams[index].receiver);
+        let first = receivers.clone().next()?;
+        if !receivers.clone().all(|receiver| receiver.is_beside(first)) {
+            return None;
         }
-        let chosen = match deadline {
-            Some(deadline) => select.ready_deadline(deadline).ok()?,
-            None => select.ready(),
-        };
-        Some(candidates[chosen])
+        Receiver::wait_any(receivers, deadline).map(|chosen| candidates[chosen])
     }
 
     fn recv_until(&mut self, deadline: Option<Instant>) -> StreamEvent {
@@ -251,18 +235,9 @@ impl TokenStream {
                 Some(Err(error)) => return StreamEvent::Failed(error.clone()),
                 None => {}
             }
-            let delivery = match deadline {
-                Some(deadline) => self.receiver.recv_deadline(deadline),
-                None => self.receiver.recv().map_err(Into::into),
-            };
-            match delivery {
-                Ok(delivery) => self.take(delivery),
-                Err(RecvTimeoutError::Timeout) => return StreamEvent::TimedOut,
-                // The handle holds the record and the record the sender, so this cannot be.
-                Err(RecvTimeoutError::Disconnected) => {
-                    let text = "the request was lost".to_owned();
-                    self.ended = Some(Err(RequestError::Fault(text)));
-                }
+            match self.receiver.recv(deadline) {
+                Some(delivery) => self.take(delivery),
+                None => return StreamEvent::TimedOut,
             }
         }
     }
@@ -287,7 +262,7 @@ impl TokenStream {
                     self.stop_by_text();
                 }
             }
-            // Sinks keep ends out of the channel: these come as `End`.
+            // Sinks keep ends out of the mailbox: these come as `End`.
             Delivery::Event(GenerationEvent::Finished { .. } | GenerationEvent::Failed(_)) => {}
             Delivery::End(end) => {
                 if let Some(chunk) = self.text.finish() {
@@ -311,12 +286,11 @@ impl TokenStream {
         let ending = Ending::Done { reason, usage };
         self.handle.core.settle(record, &ending);
         // Settled before: the runtime's own end (its last token completed the stop string) or a
-        // cancel came first. Either way its outcome is in the channel, behind tokens we skip.
+        // cancel came first. Either way its outcome is in the mailbox, behind tokens we skip.
         let end = loop {
-            match self.receiver.recv() {
-                Ok(Delivery::End(end)) => break end,
-                Ok(Delivery::Event(_)) => {}
-                Err(_) => break Err(RequestError::Fault("the request was lost".to_owned())),
+            match self.receiver.recv(None) {
+                Some(Delivery::End(end)) => break end,
+                Some(Delivery::Event(_)) | None => {}
             }
         };
         self.handle.take_back(ending);

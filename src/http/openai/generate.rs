@@ -12,7 +12,7 @@ use super::choice::Family;
 use super::completions::{CompletionRequest, Prompt};
 use super::fields::{Fields, parse_object};
 use super::growing::{ChoicePlan, GrowingAnswer};
-use super::jobs::{Jobs, NewJob, Wait};
+use super::jobs::{Jobs, Wait};
 use super::sampling::{CommonOptions, check_context};
 use crate::http::access_log::AccessRecord;
 use crate::http::errors::{ApiError, ErrorCode};
@@ -20,7 +20,8 @@ use crate::http::exchange::{Exchange, Stream};
 use crate::http::sse;
 use crate::http::state::ServerState;
 use crate::pool::LoadedModel;
-use crate::request::{RequestId, TokenId};
+use crate::request::{GenerationRequest, RequestId, TokenId};
+use crate::scheduler::SubmitOptions;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,10 +37,10 @@ const ENCODE: EncodeOptions = EncodeOptions {
 struct Work {
     model: Arc<LoadedModel>,
     answer: GrowingAnswer,
-    jobs: Vec<NewJob>,
+    jobs: Vec<GenerationRequest>,
+    options: SubmitOptions,
     /// Tokens of all prompts, each counted once.
     prompt_tokens: u64,
-    priority: i32,
     stream: bool,
     /// Choices returned per prompt.
     n_per_prompt: usize,
@@ -77,7 +78,7 @@ fn prepare_chat(state: &ServerState, body: &[u8]) -> Result<Work, ApiError> {
     let jobs = (0..common.n).map(|sample| {
         let mut job = common.request(Arc::clone(&prompt), max_tokens, sample);
         job.logprobs = request.logprobs;
-        NewJob::new(job, common.skip_special)
+        job
     });
     let plan = ChoicePlan {
         prompt_idx: 0,
@@ -94,7 +95,7 @@ fn prepare_chat(state: &ServerState, body: &[u8]) -> Result<Work, ApiError> {
             request.logprobs.is_some(),
             common.skip_special,
         ),
-        priority: common.priority,
+        options: submit_options(common),
         stream: common.stream,
         n_per_prompt: common.n as usize,
         model,
@@ -110,10 +111,19 @@ fn tokenizer_of(model: &LoadedModel) -> Result<Arc<Tokenizer>, ApiError> {
         .ok_or_else(|| ApiError::new(ErrorCode::NotImplemented, why))
 }
 
+fn submit_options(common: &CommonOptions) -> SubmitOptions {
+    SubmitOptions {
+        priority: common.priority,
+        streaming: common.stream,
+        skip_special_tokens: common.skip_special,
+        ..SubmitOptions::default()
+    }
+}
+
 /// The answer and its first job share an id, so that the log and cancel routes find it.
-fn with_first_id(mut jobs: Vec<NewJob>, id: RequestId) -> Vec<NewJob> {
+fn with_first_id(mut jobs: Vec<GenerationRequest>, id: RequestId) -> Vec<GenerationRequest> {
     if let Some(first) = jobs.first_mut() {
-        first.request.id = id;
+        first.id = id;
     }
     jobs
 }
@@ -178,7 +188,7 @@ fn prepare_completions(state: &ServerState, body: &[u8]) -> Result<Work, ApiErro
         });
         for sample in 0..request.best_of {
             let job = completion_job(&request, Arc::clone(&prompt), max_tokens, sample);
-            jobs.push(NewJob::new(job, common.skip_special));
+            jobs.push(job);
             let echo = echo.clone();
             plans.push(ChoicePlan { prompt_idx, echo });
         }
@@ -194,7 +204,7 @@ fn prepare_completions(state: &ServerState, body: &[u8]) -> Result<Work, ApiErro
             request.logprobs.is_some(),
             common.skip_special,
         ),
-        priority: common.priority,
+        options: submit_options(common),
         stream: common.stream,
         n_per_prompt: common.n as usize,
         model,
@@ -237,7 +247,7 @@ fn completion_job(
     prompt: Arc<[TokenId]>,
     max_tokens: u32,
     sample: u32,
-) -> crate::request::GenerationRequest {
+) -> GenerationRequest {
     let common: &CommonOptions = &request.common;
     let mut job = common.request(prompt, max_tokens, sample);
     // Candidates are compared by their log-probabilities, asked or not.
@@ -256,7 +266,7 @@ fn run(work: Result<Work, ApiError>, ping: Duration, mut exchange: Exchange) {
     exchange.record.model.clone_from(&work.model.name);
     exchange.record.stream = work.stream;
     exchange.record.prompt_tokens = work.prompt_tokens;
-    let jobs = match Jobs::submit(&work.model, work.jobs, work.priority) {
+    let jobs = match Jobs::submit(&work.model, work.jobs, work.options) {
         Ok(jobs) => jobs,
         Err(error) => return exchange.error(&error),
     };

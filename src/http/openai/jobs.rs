@@ -11,26 +11,6 @@ use crate::request::{GenerationRequest, TokenLogprob};
 use crate::scheduler::{StreamEvent, SubmitOptions, TokenStream};
 use std::time::{Duration, Instant};
 
-/// One job to be submitted.
-#[derive(Clone, Debug)]
-pub struct NewJob {
-    /// What to generate.
-    pub request: GenerationRequest,
-    /// Leave control tokens out of the text.
-    pub skip_special: bool,
-}
-
-impl NewJob {
-    /// See the fields.
-    #[must_use]
-    pub fn new(request: GenerationRequest, skip_special: bool) -> Self {
-        Self {
-            request,
-            skip_special,
-        }
-    }
-}
-
 /// What waiting brought.
 #[derive(Debug)]
 pub enum Wait {
@@ -52,26 +32,22 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// Submits all jobs or none: a refusal takes back those before it. More jobs than the queue of
-    /// an idle model takes can never be served, so that is the request's fault, not an overload.
-    pub fn submit(model: &LoadedModel, jobs: Vec<NewJob>, priority: i32) -> Result<Self, ApiError> {
+    /// Submits all jobs or none. More jobs than the queue of an idle model takes can never be
+    /// served, so that is the request's fault, not an overload.
+    pub fn submit(
+        model: &LoadedModel,
+        requests: Vec<GenerationRequest>,
+        options: SubmitOptions,
+    ) -> Result<Self, ApiError> {
         let most = model.executor.burst_max();
-        if jobs.len() > most {
+        if requests.len() > most {
             let text = format!(
                 "{} choices (prompts times n) in one request, at most {most} are served",
-                jobs.len()
+                requests.len()
             );
             return Err(ApiError::invalid("n", text));
         }
-        let mut streams = Vec::with_capacity(jobs.len());
-        for job in jobs {
-            let options = SubmitOptions {
-                priority,
-                skip_special_tokens: job.skip_special,
-                ..SubmitOptions::default()
-            };
-            streams.push(model.executor.submit_stream(job.request, options)?);
-        }
+        let streams = model.executor.submit_many(requests, options)?;
         Ok(Self {
             ended: vec![false; streams.len()],
             streams,
