@@ -4,12 +4,13 @@
 //! inside `submit`, when a test steps it, or on a thread of its own. Script and state are behind
 //! one lock, which is never held while a sink is called. What is not here: any model.
 
-use super::{Capability, Runtime, RuntimeStatus};
+use super::{Capability, PREFIX_BLOCK_TOKENS, Runtime, RuntimeStatus};
 use crate::request::{
-    FinishReason, GenerationEvent, GenerationRequest, Job, JobSink, RequestError, RequestId,
-    TokenLogprob, Usage,
+    FinishReason, GenerationEvent, GenerationRequest, Job, JobSink, PinError, Prefix, PrefixId,
+    RequestError, RequestId, TokenLogprob, Usage,
 };
 use crate::tokenizer::Tokenizer;
+use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -74,6 +75,10 @@ struct State {
     submitted: VecDeque<RequestId>,
     stopped: bool,
     dead: bool,
+    /// Prefixes it was asked to keep, by id, with their tokens; the oldest first.
+    pins: Vec<(PrefixId, usize)>,
+    /// Most tokens of all pins; beyond it there is no room.
+    pinned_tokens_max: Option<usize>,
 }
 
 struct Shared {
@@ -220,6 +225,18 @@ impl FakeRuntime {
         let mut parked: Vec<_> = state.parked.iter().map(|j| (j.arrival, j.id)).collect();
         parked.sort_unstable();
         parked.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Prefixes that are pinned, oldest first.
+    #[must_use]
+    pub fn pins(&self) -> Vec<PrefixId> {
+        let state = self.shared.state.lock();
+        state.pins.iter().map(|(id, _)| *id).collect()
+    }
+
+    /// From now on pins may keep so many tokens.
+    pub fn limit_pins(&self, tokens_max: usize) {
+        self.shared.state.lock().pinned_tokens_max = Some(tokens_max);
     }
 
     /// Gives a job its next event. False when there is no such job, or it is parked.
@@ -447,6 +464,33 @@ impl Runtime for FakeRuntime {
         }
         drop(state);
         self.shared.wake.notify_one();
+    }
+
+    fn pin_prefix(&self, prefix: Prefix, answer: Sender<Result<u32, PinError>>) {
+        let mut state = self.shared.state.lock();
+        let n_tokens = prefix.tokens.len() / PREFIX_BLOCK_TOKENS * PREFIX_BLOCK_TOKENS;
+        let n_pinned: usize = state.pins.iter().map(|(_, n_tokens)| n_tokens).sum();
+        let is_pinned = state.pins.iter().any(|(id, _)| *id == prefix.id);
+        let most = state.pinned_tokens_max.unwrap_or(usize::MAX);
+        let answered = if is_pinned {
+            Ok(n_tokens as u32)
+        } else if n_pinned + n_tokens > most {
+            Err(PinError::NoRoom {
+                needed_pages: (n_tokens / PREFIX_BLOCK_TOKENS) as u32,
+                pinned_pages: (n_pinned / PREFIX_BLOCK_TOKENS) as u32,
+                pages_max: (most / PREFIX_BLOCK_TOKENS) as u32,
+            })
+        } else {
+            state.pins.push((prefix.id, n_tokens));
+            Ok(n_tokens as u32)
+        };
+        drop(state);
+        let _ = answer.try_send(answered); // nobody may wait any more
+    }
+
+    fn unpin_prefix(&self, id: PrefixId) {
+        let mut state = self.shared.state.lock();
+        state.pins.retain(|(other, _)| *other != id);
     }
 
     fn status(&self) -> RuntimeStatus {

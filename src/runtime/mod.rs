@@ -13,6 +13,9 @@ use crossbeam_channel::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Tokens of a block of K/V: prefixes are kept in whole ones.
+pub const PREFIX_BLOCK_TOKENS: usize = crate::backend::PAGE_TOKENS;
+
 /// What a runtime can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {

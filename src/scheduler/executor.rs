@@ -11,6 +11,7 @@ use super::estimate::Measured;
 use super::lifecycle::Stamp;
 use super::mailbox::{Receiver, Sender, mailbox, single};
 use super::metrics::{Metrics, ModelMetrics};
+use super::prefix_pool::PrefixPool;
 use super::queue::{Event, Queue};
 use super::record::{Ending, PRIORITY_MAX, Record, SubmitOptions};
 use super::refusal::SubmitError;
@@ -68,6 +69,7 @@ pub(crate) struct Core {
     pub(crate) queue: Queue,
     pub(crate) metrics: ModelMetrics,
     pub(crate) config: ExecutorConfig,
+    pub(crate) prefix_pool: PrefixPool,
     /// What admission knows without the queue.
     limits: Supply,
     tokenizer: Option<Arc<Tokenizer>>,
@@ -85,6 +87,9 @@ impl Core {
     pub(crate) fn settle(&self, record: &Record, ending: &Ending) {
         if let Ok(state) = record.settle(ending, self.stamp()) {
             self.metrics.settled(record, &state, ending);
+            if let Ending::Done { usage, .. } = ending {
+                self.prefix_pool.count_hit(&record.request, *usage);
+            }
         }
     }
 
@@ -155,7 +160,7 @@ impl Core {
 
 /// A loaded public model's queue, driver and replicas.
 pub struct Executor {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     metrics: Arc<Metrics>,
     /// Guards start and join; held while `shutdown` runs, so that a second caller waits for it.
     driver: Mutex<Option<JoinHandle<()>>>,
@@ -203,6 +208,7 @@ impl Executor {
             clock,
             replicas,
             queue,
+            prefix_pool: PrefixPool::new(config.prefix_pool_capacity),
             config,
             tokenizer,
         };
@@ -406,6 +412,7 @@ impl Executor {
             configured_target_inflight: core.config.target_inflight,
             effective_target_inflight: core.limits.capacity,
             accepting: counts.closed.is_none(),
+            prefix_pool: core.prefix_pool.stats(),
             replicas,
         }
     }

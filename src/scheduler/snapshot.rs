@@ -6,6 +6,7 @@
 
 use super::admission::Loops;
 use super::lifecycle::{Lifecycle, Stamp};
+use super::prefix_pool::PrefixPoolStats;
 use super::record::Record;
 use crate::request::RequestId;
 use crate::runtime::RuntimeStatus;
@@ -81,6 +82,8 @@ pub struct Snapshot {
     pub effective_target_inflight: u32,
     /// Started and not closed.
     pub accepting: bool,
+    /// Registered prefixes.
+    pub prefix_pool: PrefixPoolStats,
     /// Its replicas.
     pub replicas: Vec<ReplicaSnapshot>,
 }

@@ -192,6 +192,7 @@ impl State {
         let sequence = &mut self.running[index];
         if let Some(PinWish { id, answer }) = sequence.pin.take() {
             let pinned = self.kv.pin(id, sequence.kv.published_blocks());
+            self.publish(); // who hears the answer finds it in the figures
             let _ = answer.try_send(pinned); // as in `Engine::pin`
         }
     }
