@@ -86,6 +86,10 @@ impl Server {
     /// Drains and stops. Returns when all threads have ended.
     pub fn shutdown(mut self, drain: Duration) {
         self.state.begin_drain(); // first: the data plane's refusals name the reason by it
+        // Longer than the executors take, so that answers cut by the drain still get out; and before
+        // they refuse anyone, so that each refusal closes its connection.
+        let drain_wire = drain + ANSWER_GRACE;
+        self.wire.begin_drain(drain_wire);
         std::thread::scope(|scope| {
             let drain_pool = || self.state.pool().shutdown(drain);
             let spawned = std::thread::Builder::new()
@@ -94,8 +98,7 @@ impl Server {
             if spawned.is_err() {
                 drain_pool(); // no thread: one after the other
             }
-            // Longer than the executors take, so that answers cut by the drain still get out.
-            self.wire.shutdown(drain + ANSWER_GRACE);
+            self.wire.shutdown(drain_wire);
         });
         if let Some(management) = self.management.as_mut() {
             management.stop();

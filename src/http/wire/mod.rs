@@ -148,6 +148,11 @@ impl WireServer {
         &self.home.stats
     }
 
+    /// Begins what `shutdown` does and returns at once: from now on every answer closes.
+    pub fn begin_drain(&self, drain: Duration) {
+        self.home.close(drain);
+    }
+
     /// Refuses new requests with 503 and `Connection: close` (those of the ops set are still answered),
     /// also what waits for a worker; lets running requests finish for `drain`, then cuts the rest (their
     /// hang-up hooks run and their writes fail). The port stays open until nothing runs any more.
