@@ -33,8 +33,8 @@ test: check model test-debug test-release test-client ## everything that must pa
 test-debug: model ## all tests with assertions and overflow checks on
 	cargo test --quiet
 
-test-release: model ## the heavy tests on the real model, optimized
-	cargo test --release --quiet --test demo_model
+test-release: model ## the heavy tests, optimized: the real model, a million operations
+	cargo test --release --quiet --test demo_model --test scheduler
 
 test-client: build model ## the official openai Python client against a running server
 	tests/scripts/openai_client.sh $(BIN) $(DEMO)

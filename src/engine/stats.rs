@@ -7,6 +7,25 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+/// Buckets of [`RowCounts`]: quanta of at most 1, 2, 4, .. 1024 rows, and of more.
+pub const N_ROW_BUCKETS: usize = 12;
+
+/// How many rows quanta had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowCounts {
+    /// Quanta by rows; bucket `i` counts those above `2^(i-1)` and up to `2^i`, the last the rest.
+    pub buckets: [u64; N_ROW_BUCKETS],
+    /// Rows of all quanta.
+    pub n_rows: u64,
+}
+
+impl RowCounts {
+    fn bucket(n_rows: u32) -> usize {
+        let n_rows = n_rows.clamp(1, 1 << (N_ROW_BUCKETS - 1));
+        n_rows.next_power_of_two().trailing_zeros() as usize
+    }
+}
+
 /// Counters and gauges of one engine.
 #[derive(Debug)]
 pub struct EngineStats {
@@ -24,6 +43,8 @@ pub struct EngineStats {
     pages_cached: AtomicU32,
     pages_pinned: AtomicU32,
     batch_rows: AtomicU32,
+    row_buckets: [AtomicU64; N_ROW_BUCKETS],
+    n_rows: AtomicU64,
     quanta: AtomicU64,
     step_nanos: AtomicU64,
     pass_nanos: AtomicU64,
@@ -51,6 +72,8 @@ pub struct Snapshot {
     pub pages_pinned: u32,
     /// Rows of the latest quantum.
     pub batch_rows: u32,
+    /// Rows of all quanta so far.
+    pub row_counts: RowCounts,
     /// Quanta run.
     pub quanta: u64,
     /// Time of all steps that ended, from planning to publishing.
@@ -92,6 +115,8 @@ impl EngineStats {
             pages_cached: AtomicU32::new(0),
             pages_pinned: AtomicU32::new(0),
             batch_rows: AtomicU32::new(0),
+            row_buckets: [const { AtomicU64::new(0) }; N_ROW_BUCKETS],
+            n_rows: AtomicU64::new(0),
             quanta: AtomicU64::new(0),
             step_nanos: AtomicU64::new(0),
             pass_nanos: AtomicU64::new(0),
@@ -118,6 +143,10 @@ impl EngineStats {
             pages_cached: self.pages_cached.load(Relaxed),
             pages_pinned: self.pages_pinned.load(Relaxed),
             batch_rows: self.batch_rows.load(Relaxed),
+            row_counts: RowCounts {
+                buckets: std::array::from_fn(|index| self.row_buckets[index].load(Relaxed)),
+                n_rows: self.n_rows.load(Relaxed),
+            },
             quanta: self.quanta.load(Relaxed),
             time_in_steps: Duration::from_nanos(self.step_nanos.load(Relaxed)),
             time_in_passes: Duration::from_nanos(self.pass_nanos.load(Relaxed)),
@@ -179,6 +208,8 @@ impl EngineStats {
 
     pub(super) fn quantum(&self, n_rows: u32) {
         self.batch_rows.store(n_rows, Relaxed);
+        self.row_buckets[RowCounts::bucket(n_rows)].fetch_add(1, Relaxed);
+        self.n_rows.fetch_add(u64::from(n_rows), Relaxed);
         self.quanta.fetch_add(1, Relaxed);
     }
 
@@ -189,5 +220,33 @@ impl EngineStats {
     pub(super) fn prefix_lookup(&self, n_queried: u64, n_found: u64) {
         self.prefix_queries.fetch_add(n_queried, Relaxed);
         self.prefix_hits.fetch_add(n_found, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quanta_are_counted_by_powers_of_two() {
+        for (n_rows, bucket) in [
+            (0, 0),
+            (1, 0),
+            (2, 1),
+            (3, 2),
+            (4, 2),
+            (5, 3),
+            (1024, 10),
+            (1025, 11),
+            (u32::MAX, 11),
+        ] {
+            assert_eq!(RowCounts::bucket(n_rows), bucket, "{n_rows}");
+        }
+        let stats = EngineStats::new();
+        stats.quantum(3);
+        stats.quantum(512);
+        let counts = stats.snapshot().row_counts;
+        assert_eq!((counts.buckets[2], counts.buckets[9]), (1, 1));
+        assert_eq!(counts.n_rows, 515);
     }
 }

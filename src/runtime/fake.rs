@@ -4,7 +4,7 @@
 //! inside `submit`, when a test steps it, or on a thread of its own. Script and state are behind
 //! one lock, which is never held while a sink is called. What is not here: any model.
 
-use super::{Capability, PREFIX_BLOCK_TOKENS, Runtime, RuntimeStatus};
+use super::{Capability, LoopCost, PREFIX_BLOCK_TOKENS, Runtime, RuntimeStatus};
 use crate::request::{
     FinishReason, GenerationEvent, GenerationRequest, Job, JobSink, PinError, Prefix, PrefixId,
     RequestError, RequestId, TokenLogprob, Usage,
@@ -95,6 +95,7 @@ pub struct FakeRuntime {
     shared: Arc<Shared>,
     pace: Pace,
     tokenizer: Option<Arc<Tokenizer>>,
+    loop_cost: Option<LoopCost>,
     /// The ticking thread of `Pace::Threaded`, joined by `shutdown`.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -182,8 +183,16 @@ impl FakeRuntime {
             shared,
             pace,
             tokenizer,
+            loop_cost: None,
             thread: Mutex::new(thread),
         }
+    }
+
+    /// Claims to run a looped model.
+    #[must_use]
+    pub fn with_loop_cost(mut self, cost: LoopCost) -> Self {
+        self.loop_cost = Some(cost);
+        self
     }
 
     /// Echoes at once: for HTTP load tests.
@@ -501,6 +510,10 @@ impl Runtime for FakeRuntime {
             parked: state.parked.len() as u32,
             ..RuntimeStatus::default()
         }
+    }
+
+    fn loop_cost(&self) -> Option<LoopCost> {
+        self.loop_cost
     }
 
     fn tokenizer(&self) -> Option<Arc<Tokenizer>> {

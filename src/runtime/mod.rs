@@ -7,6 +7,7 @@
 pub mod fake;
 pub mod native;
 
+pub use crate::engine::stats::RowCounts;
 use crate::request::{Job, PinError, Prefix, PrefixId, RequestId};
 use crate::tokenizer::Tokenizer;
 use crossbeam_channel::Sender;
@@ -58,6 +59,8 @@ pub struct RuntimeStatus {
     pub prefix_hits: u64,
     /// Rows of the latest quantum.
     pub batch_rows: u32,
+    /// Rows of all quanta so far.
+    pub row_counts: RowCounts,
     /// Quanta run since start.
     pub quanta: u64,
     /// Time of all quanta that ended, and the part of it inside the model's passes.

@@ -202,6 +202,7 @@ impl Runtime for NativeRuntime {
             prefix_queries: now.prefix_queries,
             prefix_hits: now.prefix_hits,
             batch_rows: now.batch_rows,
+            row_counts: now.row_counts,
             quanta: now.quanta,
             time_in_steps: now.time_in_steps,
             time_in_passes: now.time_in_passes,

@@ -1,19 +1,23 @@
 //! The loop that moves requests: wait for one event, handle it, dispatch what fits.
 //!
+//! `dispatch` decides, `queue` keeps the books, this file tells the runtimes. A new policy is a case
+//! of `dispatch::Move` and of `queue::Step`, not a branch in the loop.
+//!
 //! Runs on the executor's `driver-MODEL` thread (tests step it on their own thread instead). It is
 //! the only place that hands jobs to runtimes and the only one that frees slots. There is no `?`
 //! in it: every error becomes an ending that reaches a waiter.
 
 use super::estimate::Sample;
 use super::executor::Core;
-use super::lifecycle::{Lifecycle, Stamp, Transition};
-use super::queue::{Event, Running};
+use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps};
+use super::queue::{Event, Running, Step};
 use super::record::{Ending, Record};
 use super::sink::Sink;
-use crate::request::{Job, RequestError};
+use crate::request::{Job, RequestError, RequestId};
+use crate::runtime::Runtime;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 /// The body of the driver thread.
 pub(crate) fn run(core: &Arc<Core>) {
@@ -63,52 +67,60 @@ fn sample(state: &Lifecycle, ending: &Ending, now: Stamp) -> Option<Sample> {
         (state, ending),
         (Lifecycle::Done(_), _) | (_, Ending::Done { .. })
     );
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+    let service = state.service_time_until(now.at).filter(|_| ended_well)?;
     let stamps = state.stamps();
-    let dispatched = stamps.dispatched.filter(|_| ended_well)?.at;
-    let since_dispatch_ms = |at: Instant| at.duration_since(dispatched).as_secs_f64() * 1e3;
+    // A break before the first token says nothing about how long one takes.
+    let first_token = stamps.first_token.filter(|_| stamps.n_preemptions == 0);
+    let dispatched = stamps.dispatched?.at;
     Some(Sample {
-        service_ms: since_dispatch_ms(now.at),
-        first_token_ms: stamps.first_token.map(|stamp| since_dispatch_ms(stamp.at)),
+        service_ms: ms(service),
+        first_token_ms: first_token.map(|stamp| ms(stamp.at.duration_since(dispatched))),
     })
 }
 
 /// The waiter learns it at once; the slot stays taken until the runtime says that it is free.
 fn cancel_running(core: &Core, number: u64, ending: &Ending) {
-    let Some(Running { record, replica }) = core.queue.running(number) else {
+    let Some(job) = core.queue.running(number) else {
         return; // it ended before
     };
-    core.settle(&record, ending);
-    let runtime = &core.replicas[replica].runtime;
-    if catch_unwind(AssertUnwindSafe(|| runtime.cancel(record.request.id))).is_err() {
-        tracing::error!(model = %core.model, id = %record.request.id, "a runtime panicked in cancel");
-    }
+    core.settle(&job.record, ending);
+    tell(core, &job, "cancel", |runtime, id| runtime.cancel(id));
 }
 
-/// Hands the next job to a replica. False when nothing waits or nothing is free.
+/// Does one thing with the slots. False when there is nothing to do: nothing waits, or nothing is
+/// free and nobody gives way.
 fn dispatch_one(core: &Arc<Core>) -> bool {
-    let alive = core.alive_replicas();
-    let chosen = core
-        .queue
-        .take_for_dispatch(|inflight, last| core.choose_replica(&alive, inflight, last));
-    let Some(Running { record, replica }) = chosen else {
-        return false;
-    };
-    match record.advance(Transition::Dispatch, core.stamp()) {
-        Ok(stamps) => core
-            .metrics
-            .dispatched(&stamps, core.slo_ms(&record.options)),
-        Err(fault) => tracing::error!(model = %core.model, id = %record.request.id, %fault),
-    }
-    let job = Job {
-        request: Arc::clone(&record.request),
-        sink: Box::new(Sink::new(Arc::clone(core), Arc::clone(&record))),
-    };
-    let runtime = &core.replicas[replica].runtime;
-    // A panic drops the job, and the sink's drop reports the fault.
-    if catch_unwind(AssertUnwindSafe(|| runtime.submit(job))).is_err() {
-        tracing::error!(model = %core.model, id = %record.request.id, "a runtime panicked in submit");
+    match core.queue.next_step(&core.alive_replicas(), core.stamp()) {
+        None => return false,
+        Some(Step::Start(job, stamps)) => start(core, &job, stamps),
+        Some(Step::Resume(job)) => tell(core, &job, "resume", |runtime, id| runtime.resume(id)),
+        Some(Step::Park(job)) => tell(core, &job, "park", |runtime, id| runtime.park(id)),
     }
     true
+}
+
+fn start(core: &Arc<Core>, job: &Running, stamps: Result<Stamps, IllegalTransition>) {
+    let record = &job.record;
+    match stamps {
+        Ok(stamps) => core.metrics.dispatched(&stamps),
+        Err(fault) => tracing::error!(model = %core.model, id = %record.request.id, %fault),
+    }
+    let submitted = Job {
+        request: Arc::clone(&record.request),
+        sink: Box::new(Sink::new(Arc::clone(core), Arc::clone(record))),
+    };
+    // A panic drops the job, and the sink's drop reports the fault.
+    tell(core, job, "submit", |runtime, _| runtime.submit(submitted));
+}
+
+/// Calls the runtime of a job; a panic in there is logged and ends nothing here.
+fn tell(core: &Core, job: &Running, what: &str, call: impl FnOnce(&dyn Runtime, RequestId)) {
+    let runtime = &*core.replicas[job.replica].runtime;
+    let id = job.record.request.id;
+    if catch_unwind(AssertUnwindSafe(|| call(runtime, id))).is_err() {
+        tracing::error!(model = %core.model, %id, "a runtime panicked in {what}");
+    }
 }
 
 /// A bug in the loop itself must not leave waiters hanging.

@@ -12,10 +12,10 @@ use super::lifecycle::Stamp;
 use super::mailbox::{Receiver, Sender, mailbox, single};
 use super::metrics::{Metrics, ModelMetrics};
 use super::prefix_pool::PrefixPool;
-use super::queue::{Event, Queue};
+use super::queue::{Counts, Event, Queue, Slots};
 use super::record::{Ending, PRIORITY_MAX, Record, SubmitOptions};
 use super::refusal::SubmitError;
-use super::replica::{self, ReplicaLoad};
+use super::replica;
 use super::snapshot::{ReplicaSnapshot, RequestInfo, Snapshot, info};
 use super::ticket::{CancelHandle, Ticket, TokenStream};
 use crate::clock::{Clock, SystemClock};
@@ -93,29 +93,14 @@ impl Core {
         }
     }
 
-    /// Asked before the queue's lock is taken, because it calls into runtimes.
+    /// Asked before the queue's lock is taken, because it calls into runtimes. Not asked of a
+    /// single replica: there is no choice, and a dead one answers each job with its fault.
     pub(crate) fn alive_replicas(&self) -> Vec<bool> {
         let alive = |replica: &Replica| replica.runtime.status().alive;
-        self.replicas.iter().map(alive).collect()
-    }
-
-    pub(crate) fn choose_replica(
-        &self,
-        alive: &[bool],
-        inflight: &[u32],
-        last: usize,
-    ) -> Option<usize> {
-        let loads: Vec<ReplicaLoad> = self
-            .replicas
-            .iter()
-            .zip(alive.iter().zip(inflight))
-            .map(|(replica, (&alive, &inflight))| ReplicaLoad {
-                inflight,
-                target: replica.target,
-                alive,
-            })
-            .collect();
-        replica::choose(&loads, last)
+        match self.replicas.as_slice() {
+            [_] => Vec::new(),
+            several => several.iter().map(alive).collect(),
+        }
     }
 
     /// What loops cost; the replicas run the same model, so the first that knows speaks for all.
@@ -130,16 +115,11 @@ impl Core {
         Demand {
             prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
             max_tokens: request.max_tokens,
-            slo_ms: self.slo_ms(options),
+            slo_ms: options.slo_ms,
             slo_ttft_ms: options.slo_ttft_ms,
             loops: request.loops,
             min_loops: request.min_loops,
         }
-    }
-
-    /// The objective that holds for a request.
-    pub(crate) fn slo_ms(&self, options: &SubmitOptions) -> Option<u64> {
-        options.slo_ms.or(self.config.default_slo_ms)
     }
 
     /// Ends everyone and takes nothing more: for faults of the scheduler itself.
@@ -195,12 +175,7 @@ impl Executor {
                 Replica { runtime, target }
             })
             .collect();
-        let queue = Queue::new(
-            replicas.len(),
-            config.aging_interval_ms,
-            config.ema_alpha,
-            clock.now(),
-        );
+        let queue = Queue::new(replicas.iter().map(slots).collect(), &config, clock.now());
         let core = Core {
             limits: limits(&replicas, &config),
             metrics: metrics.model(&model),
@@ -324,6 +299,7 @@ impl Executor {
     ) -> Arc<Record> {
         let core = &self.core;
         options.priority = options.priority.clamp(-PRIORITY_MAX, PRIORITY_MAX);
+        options.slo_ms = options.slo_ms.or(core.config.default_slo_ms);
         let timeout = options.queue_timeout.or(core.config.queue_timeout);
         let deadline = timeout.and_then(|timeout| now.at.checked_add(timeout));
         let key = core.queue.key(options.priority, now.at);
@@ -374,26 +350,40 @@ impl Executor {
 
     /// Cancels a request that waits or runs. False when there is none with this id.
     pub fn cancel(&self, id: RequestId) -> bool {
-        let records = self.core.queue.records();
-        let found = records.into_iter().find(|record| record.request.id == id);
+        let (_, listing) = self.core.queue.listing();
+        let mut records = listing.into_iter().map(|(record, _)| record);
+        let found = records.find(|record| record.request.id == id);
         let Some(record) = found else { return false };
         CancelHandle::new(Arc::clone(&self.core), record).cancel();
         true
     }
 
-    /// Everyone who waits or holds a slot. No prompt text.
+    /// Everyone who waits, runs or was preempted. No prompt text.
     #[must_use]
     pub fn list(&self) -> Vec<RequestInfo> {
+        self.inspect().1
+    }
+
+    /// Counts and requests, all of one moment.
+    #[must_use]
+    pub fn inspect(&self) -> (Snapshot, Vec<RequestInfo>) {
         let now = self.core.stamp();
-        let records = self.core.queue.records();
-        records.iter().map(|record| info(record, now)).collect()
+        let (counts, listing) = self.core.queue.listing();
+        let infos = listing
+            .iter()
+            .map(|(record, state)| info(record, *state, now));
+        (self.snapshot_of(counts), infos.collect())
     }
 
     /// Counts at one moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
+        self.snapshot_of(self.core.queue.counts())
+    }
+
+    /// What the runtimes say is added without any lock of the scheduler.
+    fn snapshot_of(&self, counts: Counts) -> Snapshot {
         let core = &self.core;
-        let counts = core.queue.counts();
         let replicas: Vec<ReplicaSnapshot> = core
             .replicas
             .iter()
@@ -408,6 +398,8 @@ impl Executor {
             model: core.model.clone(),
             queue_depth: counts.queue_depth,
             in_flight: counts.inflight.iter().sum(),
+            n_preempted: counts.n_preempted,
+            preemptions: counts.preemptions,
             ema_dispatch_ms: counts.ema_dispatch_ms,
             configured_target_inflight: core.config.target_inflight,
             effective_target_inflight: core.limits.capacity,
@@ -426,7 +418,7 @@ impl Executor {
 
     /// Brings this model's gauges up to date; a scrape does that for every model, then renders.
     pub fn refresh_metrics(&self) {
-        self.metrics.refresh(&self.snapshot());
+        self.metrics.refresh(&self.snapshot(), &self.core.metrics);
     }
 
     /// The vocabulary of its runtimes, if they have one.
@@ -501,6 +493,15 @@ impl std::fmt::Debug for Executor {
             .field("model", &self.core.model)
             .field("replicas", &self.core.replicas.len())
             .finish_non_exhaustive()
+    }
+}
+
+fn slots(replica: &Replica) -> Slots {
+    let capability = replica.runtime.capability();
+    Slots {
+        target: replica.target,
+        // A parked job that cannot be cancelled would have to run to its end first.
+        can_park: capability.can_park && capability.can_cancel,
     }
 }
 

@@ -2,20 +2,25 @@
 //! between them.
 //!
 //! ```text
-//!            Dispatch            FirstToken
-//!  Queued ───────────► Dispatched ───────────► Decoding
-//!    │                   │  │  │                 │ │ │
-//!    │ Cancel     Finish │  │  │ Fail     Finish │ │ │ Fail
-//!    │                   ▼  │  ▼                 ▼ │ ▼
-//!    │                Done  │  Error          Done │ Error
-//!    ▼                      ▼ Cancel               ▼ Cancel
-//!  Cancelled            Cancelled              Cancelled
+//!            Dispatch              FirstToken
+//!  Queued ───────────► Dispatched ─────────────► Decoding
+//!    │                    │   ▲                   ▲   │
+//!    │               Park │   │ Resume     Resume │   │ Park
+//!    │                    ▼   │ (no token)        │   ▼
+//!    │                 Preempted ─────────────────┴─ Preempted
+//!    │ Cancel
+//!    ▼           from Dispatched, Decoding and Preempted:
+//!  Cancelled     Finish ──► Done     Cancel ──► Cancelled     Fail ──► Error
 //! ```
 //!
 //! A request that generates nothing (`max_tokens` 0, or the end token first) goes from Dispatched
 //! to Done. A deadline that passes in the queue and a shutdown are cancels; the error that the
-//! waiter gets says which. The three states at the bottom are final: whoever makes the transition
-//! into one of them delivers the outcome, so it is delivered exactly once.
+//! waiter gets says which. Done, Cancelled and Error are final: whoever makes the transition into
+//! one of them delivers the outcome, so it is delivered exactly once.
+//!
+//! Preempted is one state, drawn twice: a request in it resumes as what it was, which its stamp of
+//! the first token tells. Tokens and an end that were under way when the slot was taken still
+//! arrive, so a preempted request may get its first token and may finish.
 //!
 //! Pure values, no thread, no lock; `record` holds one per request. What is not here: who decides.
 
@@ -39,6 +44,14 @@ pub struct Stamps {
     pub dispatched: Option<Stamp>,
     /// First token.
     pub first_token: Option<Stamp>,
+    /// Lost its slot to another request, the latest time.
+    pub preempted: Option<Stamp>,
+    /// Got a slot again, the latest time.
+    pub resumed: Option<Stamp>,
+    /// How often it lost its slot.
+    pub n_preemptions: u32,
+    /// Time without a slot since the first dispatch.
+    pub parked: Duration,
     /// Done, cancelled or failed.
     pub completed: Option<Stamp>,
 }
@@ -56,10 +69,11 @@ impl Stamps {
         Some(self.first_token?.at.duration_since(self.queued.at))
     }
 
-    /// From dispatch to the end: how long a slot was held.
+    /// How long a slot was held: from dispatch to the end, without the time it was parked.
     #[must_use]
     pub fn service_time(&self) -> Option<Duration> {
-        Some(self.completed?.at.duration_since(self.dispatched?.at))
+        let since_dispatch = self.completed?.at.duration_since(self.dispatched?.at);
+        Some(since_dispatch.saturating_sub(self.parked))
     }
 
     /// From submit to the end.
@@ -78,6 +92,8 @@ pub enum Lifecycle {
     Dispatched(Stamps),
     /// Tokens come.
     Decoding(Stamps),
+    /// Another request has its slot; it resumes on the same replica.
+    Preempted(Stamps),
     /// Ended well.
     Done(Stamps),
     /// Ended by the caller, a deadline in the queue, or a shutdown.
@@ -93,6 +109,10 @@ pub enum Transition {
     Dispatch,
     /// The first token came.
     FirstToken,
+    /// Its slot was taken for another request.
+    Park,
+    /// It has a slot again.
+    Resume,
     /// Ended well.
     Finish,
     /// Ended by the caller, a deadline in the queue, or a shutdown.
@@ -103,9 +123,11 @@ pub enum Transition {
 
 impl Transition {
     /// All of them, for tables.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::Dispatch,
         Self::FirstToken,
+        Self::Park,
+        Self::Resume,
         Self::Finish,
         Self::Cancel,
         Self::Fail,
@@ -130,16 +152,25 @@ impl Lifecycle {
             queued: now,
             dispatched: None,
             first_token: None,
+            preempted: None,
+            resumed: None,
+            n_preemptions: 0,
+            parked: Duration::ZERO,
             completed: None,
         })
     }
 
     /// The one transition function: the diagram of the module doc.
     pub fn advance(self, transition: Transition, now: Stamp) -> Result<Self, IllegalTransition> {
-        use Transition::{Cancel, Dispatch, Fail, Finish, FirstToken};
+        use Transition::{Cancel, Dispatch, Fail, Finish, FirstToken, Park, Resume};
         let stamps = *self.stamps();
         let completed = Stamps {
             completed: Some(now),
+            parked: self.parked_until(now.at),
+            ..stamps
+        };
+        let with_first_token = Stamps {
+            first_token: Some(now),
             ..stamps
         };
         match (self, transition) {
@@ -147,20 +178,66 @@ impl Lifecycle {
                 dispatched: Some(now),
                 ..stamps
             })),
-            (Self::Dispatched(_), FirstToken) => Ok(Self::Decoding(Stamps {
-                first_token: Some(now),
+            (Self::Dispatched(_), FirstToken) => Ok(Self::Decoding(with_first_token)),
+            (Self::Preempted(_), FirstToken) if stamps.first_token.is_none() => {
+                Ok(Self::Preempted(with_first_token))
+            }
+            (Self::Dispatched(_) | Self::Decoding(_), Park) => Ok(Self::Preempted(Stamps {
+                preempted: Some(now),
+                n_preemptions: stamps.n_preemptions + 1,
                 ..stamps
             })),
-            (Self::Dispatched(_) | Self::Decoding(_), Finish) => Ok(Self::Done(completed)),
-            (Self::Queued(_) | Self::Dispatched(_) | Self::Decoding(_), Cancel) => {
-                Ok(Self::Cancelled(completed))
+            (Self::Preempted(_), Resume) => Ok(Self::resumed(Stamps {
+                resumed: Some(now),
+                parked: self.parked_until(now.at),
+                ..stamps
+            })),
+            (Self::Dispatched(_) | Self::Decoding(_) | Self::Preempted(_), Finish) => {
+                Ok(Self::Done(completed))
             }
-            (Self::Dispatched(_) | Self::Decoding(_), Fail) => Ok(Self::Error(completed)),
+            (
+                Self::Queued(_) | Self::Dispatched(_) | Self::Decoding(_) | Self::Preempted(_),
+                Cancel,
+            ) => Ok(Self::Cancelled(completed)),
+            (Self::Dispatched(_) | Self::Decoding(_) | Self::Preempted(_), Fail) => {
+                Ok(Self::Error(completed))
+            }
             _ => Err(IllegalTransition {
                 from: self.name(),
                 transition,
             }),
         }
+    }
+
+    /// What a preempted request was before.
+    fn resumed(stamps: Stamps) -> Self {
+        match stamps.first_token {
+            Some(_) => Self::Decoding(stamps),
+            None => Self::Dispatched(stamps),
+        }
+    }
+
+    /// Time without a slot since the first dispatch, the present break included.
+    fn parked_until(&self, now: Instant) -> Duration {
+        match self {
+            Self::Preempted(stamps) => {
+                let since = stamps.preempted.map(|stamp| now.duration_since(stamp.at));
+                stamps.parked + since.unwrap_or_default()
+            }
+            Self::Queued(stamps)
+            | Self::Dispatched(stamps)
+            | Self::Decoding(stamps)
+            | Self::Done(stamps)
+            | Self::Cancelled(stamps)
+            | Self::Error(stamps) => stamps.parked,
+        }
+    }
+
+    /// How long it has held a slot, if it ever had one.
+    #[must_use]
+    pub fn service_time_until(&self, now: Instant) -> Option<Duration> {
+        let since_dispatch = now.duration_since(self.stamps().dispatched?.at);
+        Some(since_dispatch.saturating_sub(self.parked_until(now)))
     }
 
     /// The stamps so far.
@@ -170,6 +247,7 @@ impl Lifecycle {
             Self::Queued(stamps)
             | Self::Dispatched(stamps)
             | Self::Decoding(stamps)
+            | Self::Preempted(stamps)
             | Self::Done(stamps)
             | Self::Cancelled(stamps)
             | Self::Error(stamps) => stamps,
@@ -183,6 +261,7 @@ impl Lifecycle {
             Self::Queued(_) => "queued",
             Self::Dispatched(_) => "dispatched",
             Self::Decoding(_) => "decoding",
+            Self::Preempted(_) => "preempted",
             Self::Done(_) => "done",
             Self::Cancelled(_) => "cancelled",
             Self::Error(_) => "error",
@@ -211,7 +290,7 @@ mod tests {
     /// Every state with every transition: the result, or "-" for a refusal that changes nothing.
     #[test]
     fn the_whole_table() {
-        use Transition::{Dispatch, FirstToken};
+        use Transition::{Dispatch, FirstToken, Park, Resume};
         let start = Instant::now();
         let queued = Lifecycle::queued(stamp(start, 0));
         let go = |from: Lifecycle, transition| {
@@ -220,15 +299,21 @@ mod tests {
         };
         let dispatched = go(queued, Dispatch);
         let decoding = go(dispatched, FirstToken);
+        let early = go(dispatched, Park);
+        let late = go(decoding, Park);
         #[rustfmt::skip]
-        let table: [(Lifecycle, [&str; 5]); 6] = [
-            //            Dispatch      FirstToken  Finish  Cancel       Fail
-            (queued,     ["dispatched", "-",        "-",    "cancelled", "-"]),
-            (dispatched, ["-",          "decoding", "done", "cancelled", "error"]),
-            (decoding,   ["-",          "-",        "done", "cancelled", "error"]),
-            (go(decoding, Transition::Finish), ["-"; 5]),
-            (go(decoding, Transition::Cancel), ["-"; 5]),
-            (go(decoding, Transition::Fail),   ["-"; 5]),
+        let table: [(Lifecycle, [&str; 7]); 10] = [
+            //            Dispatch      FirstToken   Park         Resume        Finish  Cancel       Fail
+            (queued,     ["dispatched", "-",         "-",         "-",          "-",    "cancelled", "-"]),
+            (dispatched, ["-",          "decoding",  "preempted", "-",          "done", "cancelled", "error"]),
+            (decoding,   ["-",          "-",         "preempted", "-",          "done", "cancelled", "error"]),
+            (early,      ["-",          "preempted", "-",         "dispatched", "done", "cancelled", "error"]),
+            (late,       ["-",          "-",         "-",         "decoding",   "done", "cancelled", "error"]),
+            (go(early, FirstToken), ["-", "-",       "-",         "decoding",   "done", "cancelled", "error"]),
+            (go(late, Resume), ["-",    "-",         "preempted", "-",          "done", "cancelled", "error"]),
+            (go(decoding, Transition::Finish), ["-"; 7]),
+            (go(decoding, Transition::Cancel), ["-"; 7]),
+            (go(decoding, Transition::Fail),   ["-"; 7]),
         ];
         for (from, expected) in table {
             for (transition, expected) in Transition::ALL.into_iter().zip(expected) {
@@ -261,5 +346,33 @@ mod tests {
         assert_eq!(stamps.service_time(), Some(ms(85)));
         assert_eq!(stamps.total(), Some(ms(90)));
         assert!(state.is_final());
+    }
+
+    #[test]
+    fn time_without_a_slot_is_no_service_time() {
+        use Transition::{Dispatch, Finish, FirstToken, Park, Resume};
+        let start = Instant::now();
+        let ms = Duration::from_millis;
+        let run = |steps: &[(Transition, u64)]| {
+            let queued = Lifecycle::queued(stamp(start, 0));
+            steps.iter().fold(queued, |state, &(transition, ms)| {
+                state.advance(transition, stamp(start, ms)).expect("legal")
+            })
+        };
+        let begin = [(Dispatch, 10), (FirstToken, 20), (Park, 30)];
+        let parked = run(&begin);
+        assert_eq!(parked.service_time_until(start + ms(99)), Some(ms(20)));
+        let twice = [(Resume, 130), (Park, 140), (Resume, 240), (Finish, 250)];
+        let done = run(&[&begin[..], &twice[..]].concat());
+        let stamps = done.stamps();
+        assert_eq!(stamps.service_time(), Some(ms(40)));
+        assert_eq!((stamps.n_preemptions, stamps.parked), (2, ms(200)));
+        assert_eq!(
+            stamps.queue_wait(),
+            Some(ms(10)),
+            "the first dispatch counts"
+        );
+        let at_once = run(&[&begin[..], &[(Finish, 80)]].concat());
+        assert_eq!(at_once.stamps().service_time(), Some(ms(20)));
     }
 }

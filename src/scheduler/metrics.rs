@@ -8,8 +8,12 @@
 
 use super::admission::Loops;
 use super::lifecycle::{Lifecycle, Stamps};
-use super::record::{Ending, Record};
+use super::record::{Ending, Record, SubmitOptions};
+use super::row_histogram::RowHistogram;
 use super::snapshot::Snapshot;
+use crate::request::RequestError;
+use crate::runtime::{RowCounts, RuntimeStatus};
+use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
@@ -50,10 +54,11 @@ pub struct Metrics {
     slo_missed: IntCounterVec,
     prefix_tokens_reused: IntCounterVec,
     loops_downgraded: IntCounterVec,
-    /// Monotonic values that runtimes count themselves, set at scrape.
+    /// Monotonic values that runtimes and the queue count themselves, added to at scrape.
     preemptions: IntCounterVec,
     prefix_queries: IntCounterVec,
     prefix_hits: IntCounterVec,
+    batch_rows: RowHistogram,
     gauges: Gauges,
 }
 
@@ -64,8 +69,7 @@ struct Gauges {
     running: GaugeVec,
     waiting: GaugeVec,
     kv_usage: GaugeVec,
-    kv_pages: GaugeVec,
-    batch_rows: GaugeVec,
+    kv_blocks: GaugeVec,
     configured_target: GaugeVec,
     effective_target: GaugeVec,
     ema_dispatch: GaugeVec,
@@ -108,7 +112,7 @@ impl Gauges {
             ),
             waiting: gauge(
                 "tinyloop_num_requests_waiting",
-                "Requests waiting in the queue or inside a runtime.",
+                "Requests waiting in the queue, inside a runtime, or for a slot they lost.",
                 model,
             ),
             kv_usage: gauge(
@@ -116,12 +120,11 @@ impl Gauges {
                 "Part of the KV pages that running requests hold.",
                 model,
             ),
-            kv_pages: gauge(
-                "tinyloop_kv_pages",
-                "KV pages by state: used by requests, cached for reuse, free.",
+            kv_blocks: gauge(
+                "tinyloop_kv_blocks",
+                "Blocks of KV by state: used by requests, cached for reuse, free.",
                 &["model", "state"],
             ),
-            batch_rows: gauge("tinyloop_batch_rows", "Rows of the latest quantum.", model),
             configured_target: gauge(
                 "tinyloop_configured_target_inflight",
                 "Jobs a replica should hold, as configured; 0 means what it can hold.",
@@ -180,13 +183,14 @@ impl Metrics {
             requests: counter("tinyloop_requests_total", "Accepted requests by how they ended.", &["model", "outcome"]),
             rejected: counter("tinyloop_admission_rejected_total", "Requests refused before queueing.", &["model", "reason"]),
             cancelled: counter("tinyloop_cancelled_total", "Cancelled requests by where they were.", &["model", "phase"]),
-            slo_met: counter("tinyloop_slo_met_total", "Requests with a latency objective that were dispatched within it.", model),
-            slo_missed: counter("tinyloop_slo_missed_total", "Requests with a latency objective that waited longer.", model),
+            slo_met: counter("tinyloop_slo_met_total", "Requests that ended well and within their latency objectives.", model),
+            slo_missed: counter("tinyloop_slo_missed_total", "Requests with a latency objective that came too late, failed, or waited in the queue beyond their deadline.", model),
             prefix_tokens_reused: counter("tinyloop_prefix_tokens_reused_total", "Prompt tokens whose KV came from the prefix cache.", model),
             loops_downgraded: counter("tinyloop_loops_downgraded_total", "Requests that were granted fewer loops than asked to meet their latency objective.", model),
-            preemptions: counter("tinyloop_preemptions_total", "Sequences preempted and recomputed later.", model),
+            preemptions: counter("tinyloop_preemptions_total", "Running requests that lost their place to others: their slot to a higher priority, or their KV blocks.", model),
             prefix_queries: counter("tinyloop_prefix_queries_total", "Prompt tokens looked up in the prefix cache.", model),
             prefix_hits: counter("tinyloop_prefix_hits_total", "Prompt tokens found in the prefix cache.", model),
+            batch_rows: register(&registry, RowHistogram::new("tinyloop_batch_rows", "Rows of a quantum.")),
             gauges: Gauges::new(&registry),
             registry: registry.clone(),
         };
@@ -216,12 +220,9 @@ impl Metrics {
     /// The children of one model, with every label value there, so that rates begin at 0.
     pub(crate) fn model(&self, model: &str) -> ModelMetrics {
         let label = [model];
-        for outcome in ["done", "cancelled", "error"] {
-            self.requests.with_label_values(&[model, outcome]);
-        }
-        for phase in ["queued", "running"] {
-            self.cancelled.with_label_values(&[model, phase]);
-        }
+        let outcome = |outcome| self.requests.with_label_values(&[model, outcome]);
+        let cancelled = |phase| self.cancelled.with_label_values(&[model, phase]);
+        self.batch_rows.add(model, &RowCounts::default());
         ModelMetrics {
             model: model.to_owned(),
             queue_wait: self.queue_wait.with_label_values(&label),
@@ -237,18 +238,42 @@ impl Metrics {
             slo_missed: self.slo_missed.with_label_values(&label),
             prefix_tokens_reused: self.prefix_tokens_reused.with_label_values(&label),
             loops_downgraded: self.loops_downgraded.with_label_values(&label),
-            requests: self.requests.clone(),
+            done: outcome("done"),
+            cancelled: outcome("cancelled"),
+            failed: outcome("error"),
+            cancelled_queued: cancelled("queued"),
+            cancelled_running: cancelled("running"),
             rejected: self.rejected.clone(),
-            cancelled: self.cancelled.clone(),
+            scraped: Mutex::default(),
         }
     }
 
-    /// Fills in the gauges of one model.
-    pub(crate) fn refresh(&self, snapshot: &Snapshot) {
+    /// Fills in the gauges of one model, and adds what others counted since the last time.
+    pub(crate) fn refresh(&self, snapshot: &Snapshot, of_model: &ModelMetrics) {
+        self.set_gauges(snapshot);
+        let more = {
+            let mut scraped = of_model.scraped.lock();
+            let counted = CountedElsewhere::of(snapshot);
+            let more = counted.since(*scraped);
+            *scraped = scraped.max(counted);
+            more
+        };
+        let model = snapshot.model.as_str();
+        for (family, more) in [
+            (&self.preemptions, more.preemptions),
+            (&self.prefix_queries, more.prefix_queries),
+            (&self.prefix_hits, more.prefix_hits),
+        ] {
+            family.with_label_values(&[model]).inc_by(more);
+        }
+        self.batch_rows.add(model, &more.rows);
+    }
+
+    fn set_gauges(&self, snapshot: &Snapshot) {
         let model = snapshot.model.as_str();
         let set = |family: &GaugeVec, value: f64| family.with_label_values(&[model]).set(value);
         let gauges = &self.gauges;
-        let sum = |count: fn(&crate::runtime::RuntimeStatus) -> u64| -> u64 {
+        let sum = |count: fn(&RuntimeStatus) -> u64| -> u64 {
             snapshot
                 .replicas
                 .iter()
@@ -268,7 +293,8 @@ impl Metrics {
             &gauges.running,
             sum(|status| u64::from(status.running)) as f64,
         );
-        let waiting = queue_depth + sum(|status| u64::from(status.waiting));
+        let preempted = snapshot.n_preempted as u64;
+        let waiting = queue_depth + preempted + sum(|status| u64::from(status.waiting));
         set(&gauges.waiting, waiting as f64);
         let total = sum(|status| u64::from(status.kv_pages_total));
         let used = sum(|status| u64::from(status.kv_pages_used));
@@ -277,14 +303,10 @@ impl Metrics {
         let free = total.saturating_sub(used + cached);
         for (state, pages) in [("used", used), ("cached", cached), ("free", free)] {
             gauges
-                .kv_pages
+                .kv_blocks
                 .with_label_values(&[model, state])
                 .set(pages as f64);
         }
-        set(
-            &gauges.batch_rows,
-            sum(|status| u64::from(status.batch_rows)) as f64,
-        );
         let configured = snapshot.configured_target_inflight.unwrap_or(0);
         set(&gauges.configured_target, f64::from(configured));
         set(
@@ -297,16 +319,6 @@ impl Metrics {
         );
         let alive = snapshot.replicas.iter().any(|replica| replica.status.alive);
         set(&gauges.up, f64::from(u8::from(snapshot.accepting && alive)));
-        // Counted by the runtimes; two scrapes at once could add a step twice only if both read
-        // before either adds, and the next scrape then adds nothing.
-        for (family, value) in [
-            (&self.preemptions, sum(|status| status.preemptions)),
-            (&self.prefix_queries, sum(|status| status.prefix_queries)),
-            (&self.prefix_hits, sum(|status| status.prefix_hits)),
-        ] {
-            let counter = family.with_label_values(&[model]);
-            counter.inc_by(value.saturating_sub(counter.get()));
-        }
     }
 }
 
@@ -341,9 +353,74 @@ pub(crate) struct ModelMetrics {
     slo_missed: IntCounter,
     prefix_tokens_reused: IntCounter,
     loops_downgraded: IntCounter,
-    requests: IntCounterVec,
+    done: IntCounter,
+    cancelled: IntCounter,
+    failed: IntCounter,
+    cancelled_queued: IntCounter,
+    cancelled_running: IntCounter,
     rejected: IntCounterVec,
-    cancelled: IntCounterVec,
+    /// What had been counted elsewhere at the last scrape. Guards plain numbers; two scrapes at
+    /// once add each step once.
+    scraped: Mutex<CountedElsewhere>,
+}
+
+/// Counts that the runtimes of one executor and its queue keep.
+#[derive(Clone, Copy, Default)]
+struct CountedElsewhere {
+    preemptions: u64,
+    prefix_queries: u64,
+    prefix_hits: u64,
+    rows: RowCounts,
+}
+
+impl CountedElsewhere {
+    fn of(snapshot: &Snapshot) -> Self {
+        let mut sum = Self {
+            preemptions: snapshot.preemptions,
+            ..Self::default()
+        };
+        for RuntimeStatus {
+            preemptions,
+            prefix_queries,
+            prefix_hits,
+            row_counts,
+            ..
+        } in snapshot.replicas.iter().map(|replica| &replica.status)
+        {
+            sum.preemptions += preemptions;
+            sum.prefix_queries += prefix_queries;
+            sum.prefix_hits += prefix_hits;
+            sum.rows = zip_rows(sum.rows, *row_counts, u64::saturating_add);
+        }
+        sum
+    }
+
+    /// What was counted since `earlier`.
+    fn since(self, earlier: Self) -> Self {
+        Self {
+            preemptions: self.preemptions.saturating_sub(earlier.preemptions),
+            prefix_queries: self.prefix_queries.saturating_sub(earlier.prefix_queries),
+            prefix_hits: self.prefix_hits.saturating_sub(earlier.prefix_hits),
+            rows: zip_rows(self.rows, earlier.rows, u64::saturating_sub),
+        }
+    }
+
+    /// Each the greater of both: a scrape with an older snapshot must not set anything back.
+    fn max(self, other: Self) -> Self {
+        Self {
+            preemptions: self.preemptions.max(other.preemptions),
+            prefix_queries: self.prefix_queries.max(other.prefix_queries),
+            prefix_hits: self.prefix_hits.max(other.prefix_hits),
+            rows: zip_rows(self.rows, other.rows, u64::max),
+        }
+    }
+}
+
+fn zip_rows(a: RowCounts, b: RowCounts, combine: fn(u64, u64) -> u64) -> RowCounts {
+    RowCounts {
+        buckets: std::array::from_fn(|index| combine(a.buckets[index], b.buckets[index])),
+        n_rows: combine(a.n_rows, b.n_rows),
+    }
 }
 
 fn observe(histogram: &Histogram, duration: Option<Duration>) {
@@ -365,13 +442,8 @@ impl ModelMetrics {
         }
     }
 
-    pub(crate) fn dispatched(&self, stamps: &Stamps, slo_ms: Option<u64>) {
+    pub(crate) fn dispatched(&self, stamps: &Stamps) {
         observe(&self.queue_wait, stamps.queue_wait());
-        if let (Some(slo_ms), Some(wait)) = (slo_ms, stamps.queue_wait()) {
-            let met = wait <= Duration::from_millis(slo_ms);
-            let counter = if met { &self.slo_met } else { &self.slo_missed };
-            counter.inc();
-        }
     }
 
     pub(crate) fn first_token(&self, stamps: &Stamps) {
@@ -384,16 +456,26 @@ impl ModelMetrics {
 
     /// A request reached a final state; called once per request.
     pub(crate) fn settled(&self, record: &Record, state: &Lifecycle, ending: &Ending) {
-        let (model, stamps) = (self.model.as_str(), state.stamps());
+        let stamps = state.stamps();
         let was_dispatched = stamps.dispatched.is_some();
-        self.requests
-            .with_label_values(&[model, state.name()])
-            .inc();
         observe(&self.request, stamps.total());
         observe(&self.dispatch, stamps.service_time());
-        if let Lifecycle::Cancelled(_) = state {
-            let phase = if was_dispatched { "running" } else { "queued" };
-            self.cancelled.with_label_values(&[model, phase]).inc();
+        match state {
+            Lifecycle::Done(_) => self.done.inc(),
+            Lifecycle::Error(_) => self.failed.inc(),
+            _ if was_dispatched => {
+                self.cancelled.inc();
+                self.cancelled_running.inc();
+            }
+            _ => {
+                self.cancelled.inc();
+                self.cancelled_queued.inc();
+            }
+        }
+        match objectives_met(&record.options, stamps, ending) {
+            Some(true) => self.slo_met.inc(),
+            Some(false) => self.slo_missed.inc(),
+            None => {}
         }
         let n_prompt = record.request.prompt.len() as u64;
         if was_dispatched {
@@ -408,5 +490,25 @@ impl ModelMetrics {
             self.completion_tokens.observe(f64::from(n_completion));
         }
         self.completion_tokens_total.inc_by(u64::from(n_completion));
+    }
+}
+
+/// Whether a request that ended was served as it wished; None when it named no objective, or
+/// somebody else ended it. A request that generates nothing has no first token to be late.
+fn objectives_met(options: &SubmitOptions, stamps: &Stamps, ending: &Ending) -> Option<bool> {
+    let within = |slo_ms: Option<u64>, took: Option<Duration>| match (slo_ms, took) {
+        (Some(slo_ms), Some(took)) => took <= Duration::from_millis(slo_ms),
+        _ => true,
+    };
+    if options.slo_ms.is_none() && options.slo_ttft_ms.is_none() {
+        return None;
+    }
+    match ending {
+        Ending::Done { .. } => Some(
+            within(options.slo_ms, stamps.queue_wait())
+                && within(options.slo_ttft_ms, stamps.time_to_first_token()),
+        ),
+        Ending::Failed(_) | Ending::Cancelled(RequestError::QueueTimeout) => Some(false),
+        Ending::Cancelled(_) => None,
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Read in this order: `executor` (the library API: one per public model), `admission` (pure: may
 //! it enter; `refusal`: why not; `estimate`: from which measurements), `queue` (who is next; the one lock), `driver` (the thread that dispatches and
-//! completes), `replica` (pure: where to), `sink` (what a runtime reports through), `mailbox` and `ticket` (what
+//! completes), `dispatch` and `replica` (pure: who gets or gives up a slot, and where), `sink` (what
+//! a runtime reports through), `mailbox` and `ticket` (what
 //! the caller holds), `lifecycle` and `record` (the state of one request), `metrics`.
 //!
 //! ```text
@@ -15,12 +16,13 @@
 //! Threads: callers submit and make text; one `driver-MODEL` thread moves requests; runtimes call
 //! sinks on their own threads. Tokens never pass through the driver; ends always do.
 //!
-//! Invariants: a slot counts as used from dispatch until the *runtime* says that the job ended, so
-//! `in_flight` is honest even after a cancel; every accepted request reaches exactly one final
+//! Invariants: a slot counts as used from dispatch until the *runtime* says that the job ended (or
+//! was told to park it), so `in_flight` is honest even after a cancel; every accepted request reaches exactly one final
 //! state and its waiter learns it; dropping a ticket or a stream cancels. What is not here: tokens
 //! of a quantum (`engine/batch`), HTTP, loading models (`pool`).
 
 pub mod admission;
+pub(crate) mod dispatch;
 pub(crate) mod driver;
 pub mod estimate;
 pub mod executor;
@@ -33,6 +35,7 @@ pub(crate) mod queue;
 pub(crate) mod record;
 pub mod refusal;
 pub mod replica;
+pub(crate) mod row_histogram;
 pub(crate) mod sink;
 pub mod snapshot;
 pub mod ticket;

@@ -12,13 +12,23 @@
 //! lock is never held across a call into a runtime, a record's delivery or a metric. Whoever takes
 //! a record out of `waiting` owns its fate: it is dispatched or settled by that thread, once.
 //!
-//! What is not here: any decision (`admission`, `replica`) and any effect (`driver`).
+//! A preempted job keeps its record in `running` and its place in the order in `parked`: it holds
+//! no slot and counts in no limit of the queue.
+//!
+//! Records change to Dispatched, Preempted and back under this lock, so that a listing taken under
+//! it shows places and states of one moment.
+//!
+//! What is not here: any decision (`admission`, `dispatch`, `replica`) and any effect (`driver`).
 
 use super::admission::{self, Admission, Closed, Demand, Supply};
+use super::dispatch::{self, Head, Holder, Move, Parked};
 use super::estimate::{Estimates, Measured, Sample};
+use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps, Transition};
 use super::record::{Ending, Record};
 use super::refusal::SubmitError;
+use super::replica::ReplicaLoad;
 use crate::clock::Clock;
+use crate::config::ExecutorConfig;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,7 +39,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct QueueKey {
     /// Milliseconds, see the module doc.
-    rank: i64,
+    pub(crate) rank: i64,
     /// Submit order; unique within an executor.
     pub(crate) number: u64,
 }
@@ -67,6 +77,27 @@ pub(crate) struct Running {
     pub(crate) record: Arc<Record>,
     /// Index of its replica.
     pub(crate) replica: usize,
+    /// It lost its slot for now.
+    parked: bool,
+}
+
+/// What the driver has to tell a runtime.
+pub(crate) enum Step {
+    /// Take this job.
+    Start(Running, Result<Stamps, IllegalTransition>),
+    /// Go on with this job.
+    Resume(Running),
+    /// Put this job aside.
+    Park(Running),
+}
+
+/// What the queue knows of a replica that never changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slots {
+    /// Jobs it should hold.
+    pub(crate) target: u32,
+    /// Whether a running job can give its slot up and be cancelled without it.
+    pub(crate) can_park: bool,
 }
 
 /// Counts for snapshots and metrics, taken at one moment.
@@ -74,22 +105,31 @@ pub(crate) struct Running {
 pub(crate) struct Counts {
     pub(crate) queue_depth: usize,
     pub(crate) inflight: Vec<u32>,
+    pub(crate) n_preempted: usize,
+    pub(crate) preemptions: u64,
     pub(crate) ema_dispatch_ms: Option<f64>,
     pub(crate) closed: Option<Closed>,
 }
 
+/// Requests with their states.
+pub(crate) type Listing = Vec<(Arc<Record>, Lifecycle)>;
+
 struct State {
     closed: Option<Closed>,
     waiting: BTreeMap<QueueKey, Arc<Record>>,
+    /// Prompt tokens of `waiting`.
+    queued_prompt_tokens: u64,
     /// Those of `waiting` with a deadline.
     deadlines: BTreeSet<(Instant, QueueKey)>,
     running: HashMap<u64, Running>,
-    /// Jobs per replica; sums to `running.len()`.
-    inflight: Vec<u32>,
+    /// Replicas of those of `running` that lost their slots.
+    parked: BTreeMap<QueueKey, usize>,
+    /// Jobs with a slot per replica; they and `parked` sum to `running.len()`.
+    loads: Vec<ReplicaLoad>,
     last_replica: usize,
+    /// Slots taken from running jobs so far.
+    preemptions: u64,
     events: VecDeque<Event>,
-    /// Prompt tokens of `waiting`.
-    queued_prompt_tokens: u64,
     estimates: Estimates,
 }
 
@@ -101,32 +141,43 @@ pub(crate) struct Queue {
     next_number: AtomicU64,
     start: Instant,
     aging_interval_ms: u64,
+    slots: Vec<Slots>,
+    /// How often one request may lose its slot; 0 = never.
+    max_preemptions: u32,
 }
 
 impl Queue {
-    pub(crate) fn new(
-        n_replicas: usize,
-        aging_interval_ms: u64,
-        ema_alpha: f64,
-        now: Instant,
-    ) -> Self {
+    pub(crate) fn new(slots: Vec<Slots>, config: &ExecutorConfig, now: Instant) -> Self {
+        let load = |slots: &Slots| ReplicaLoad {
+            inflight: 0,
+            target: slots.target,
+            alive: true,
+        };
         Self {
             state: Mutex::new(State {
                 closed: Some(Closed::NotStarted),
                 waiting: BTreeMap::new(),
+                queued_prompt_tokens: 0,
                 deadlines: BTreeSet::new(),
                 running: HashMap::new(),
-                inflight: vec![0; n_replicas],
-                last_replica: n_replicas.saturating_sub(1),
+                parked: BTreeMap::new(),
+                loads: slots.iter().map(load).collect(),
+                last_replica: slots.len().saturating_sub(1),
+                preemptions: 0,
                 events: VecDeque::new(),
-                queued_prompt_tokens: 0,
-                estimates: Estimates::new(ema_alpha),
+                estimates: Estimates::new(config.ema_alpha),
             }),
             wake: Condvar::new(),
             idle: Condvar::new(),
             next_number: AtomicU64::new(0),
             start: now,
-            aging_interval_ms,
+            aging_interval_ms: config.aging_interval_ms,
+            slots,
+            max_preemptions: if config.preempt_running {
+                config.max_preemptions
+            } else {
+                0
+            },
         }
     }
 
@@ -164,7 +215,7 @@ impl Queue {
             let demand = demand(record);
             if demand.has_objective() {
                 supply.measured = state.estimates.measured(now, state.is_idle());
-                supply.queue_ahead = state.waiting.range(..record.key).count() + group_ahead;
+                supply.queue_ahead = state.ahead_of(record.key) + group_ahead;
             }
             supply.group_ahead = group_ahead;
             match admission::decide(demand, supply) {
@@ -213,20 +264,65 @@ impl Queue {
         self.state.lock().pop_event(clock.now())
     }
 
-    /// Moves the first waiting request to the replica that `choose(inflight, last)` names.
-    pub(crate) fn take_for_dispatch(
-        &self,
-        choose: impl FnOnce(&[u32], usize) -> Option<usize>,
-    ) -> Option<Running> {
+    /// Decides on the next use of the slots and carries it out as far as the books go. None when
+    /// there is nothing to do. `alive`: per replica, whether it works; empty = not asked.
+    pub(crate) fn next_step(&self, alive: &[bool], now: Stamp) -> Option<Step> {
         let mut state = self.state.lock();
-        let key = *state.waiting.keys().next()?;
-        let replica = choose(&state.inflight, state.last_replica)?;
-        let record = state.take(key)?;
-        state.inflight[replica] += 1;
-        state.last_replica = replica;
-        let running = Running { record, replica };
-        state.running.insert(key.number, running.clone());
-        Some(running)
+        for (load, &alive) in state.loads.iter_mut().zip(alive) {
+            load.alive = alive;
+        }
+        match self.choose(&state)? {
+            Move::Start { replica } => {
+                let key = *state.waiting.keys().next()?;
+                let record = state.take(key)?;
+                state.loads[replica].inflight += 1;
+                state.last_replica = replica;
+                let running = Running {
+                    record,
+                    replica,
+                    parked: false,
+                };
+                state.running.insert(key.number, running.clone());
+                let stamps = running.record.advance(Transition::Dispatch, now);
+                Some(Step::Start(running, stamps))
+            }
+            Move::Resume(Parked { key, .. }) => state.set_parked(key, false, now).map(Step::Resume),
+            Move::Preempt(key) => state.set_parked(key, true, now).map(Step::Park),
+        }
+    }
+
+    fn choose(&self, state: &State) -> Option<Move> {
+        let head = state.waiting.iter().next().map(|(&key, record)| Head {
+            key,
+            priority: record.options.priority,
+        });
+        let parked = state
+            .parked
+            .iter()
+            .map(|(&key, &replica)| Parked { key, replica });
+        let parked = parked.filter(|parked| state.is_live(parked.key));
+        // Nobody may be preempted: then nobody is looked at.
+        let n_looked_at = if self.max_preemptions == 0 {
+            0
+        } else {
+            usize::MAX
+        };
+        let holders = state.running.values().take(n_looked_at);
+        let holders = holders.filter_map(|job| self.holder(job, state.loads[job.replica]));
+        let (loads, last) = (&state.loads, state.last_replica);
+        dispatch::next_move(head, parked, loads, last, holders, self.max_preemptions)
+    }
+
+    /// A job as one that might lose its slot; None when it has none, or cannot.
+    fn holder(&self, job: &Running, load: ReplicaLoad) -> Option<Holder> {
+        let state = job.record.state();
+        let can_lose =
+            !job.parked && load.alive && self.slots[job.replica].can_park && !state.is_final();
+        can_lose.then(|| Holder {
+            key: job.record.key,
+            priority: job.record.options.priority,
+            n_preemptions: state.stamps().n_preemptions,
+        })
     }
 
     /// A running job.
@@ -244,7 +340,11 @@ impl Queue {
     ) -> Option<Arc<Record>> {
         let mut state = self.state.lock();
         let running = state.running.remove(&number)?;
-        state.inflight[running.replica] -= 1;
+        if running.parked {
+            state.parked.remove(&running.record.key);
+        } else {
+            state.loads[running.replica].inflight -= 1;
+        }
         let sample = sample(&running.record);
         state.estimates.released(sample, now);
         self.idle.notify_all();
@@ -277,21 +377,19 @@ impl Queue {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        let state = self.state.lock();
-        Counts {
-            queue_depth: state.waiting.len(),
-            inflight: state.inflight.clone(),
-            ema_dispatch_ms: state.estimates.ema_dispatch_ms(),
-            closed: state.closed,
-        }
+        self.state.lock().counts()
     }
 
-    /// Everyone who waits, first in line first, then everyone who runs, in submit order.
-    pub(crate) fn records(&self) -> Vec<Arc<Record>> {
+    /// Everyone who waits, first in line first, then everyone who runs, in submit order; with the
+    /// counts of the same moment.
+    pub(crate) fn listing(&self) -> (Counts, Listing) {
         let state = self.state.lock();
         let mut running: Vec<_> = state.running.values().map(|job| &job.record).collect();
         running.sort_by_key(|record| record.key.number);
-        state.waiting.values().chain(running).cloned().collect()
+        let records = state.waiting.values().chain(running);
+        let listing = records.map(|record| (Arc::clone(record), record.state()));
+        let listing = listing.collect();
+        (state.counts(), listing)
     }
 
     /// Numbers of everyone who runs.
@@ -318,6 +416,51 @@ impl State {
             },
             ..unchanging
         }
+    }
+
+    fn counts(&self) -> Counts {
+        Counts {
+            queue_depth: self.waiting.len(),
+            inflight: self.loads.iter().map(|load| load.inflight).collect(),
+            n_preempted: self.parked.len(),
+            preemptions: self.preemptions,
+            ema_dispatch_ms: self.estimates.ema_dispatch_ms(),
+            closed: self.closed,
+        }
+    }
+
+    /// Requests without a slot that would get one before `key`.
+    fn ahead_of(&self, key: QueueKey) -> usize {
+        self.waiting.range(..key).count() + self.parked.range(..key).count()
+    }
+
+    /// Whether a running job has not ended for its waiter yet.
+    fn is_live(&self, key: QueueKey) -> bool {
+        let job = self.running.get(&key.number);
+        job.is_some_and(|job| !job.record.state().is_final())
+    }
+
+    /// Takes the slot of a running job, or gives it one again. None when it ended for its waiter in
+    /// this very moment: then its runtime is being told so.
+    fn set_parked(&mut self, key: QueueKey, parked: bool, now: Stamp) -> Option<Running> {
+        let job = self.running.get_mut(&key.number)?;
+        let transition = if parked {
+            Transition::Park
+        } else {
+            Transition::Resume
+        };
+        job.record.advance(transition, now).ok()?;
+        job.parked = parked;
+        let job = job.clone();
+        if parked {
+            self.parked.insert(key, job.replica);
+            self.loads[job.replica].inflight -= 1;
+            self.preemptions += 1;
+        } else {
+            self.parked.remove(&key);
+            self.loads[job.replica].inflight += 1;
+        }
+        Some(job)
     }
 
     fn put(&mut self, record: &Arc<Record>) {

@@ -13,8 +13,7 @@ use crate::runtime::RuntimeStatus;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-pub(crate) fn info(record: &Record, now: Stamp) -> RequestInfo {
-    let state = record.state();
+pub(crate) fn info(record: &Record, state: Lifecycle, now: Stamp) -> RequestInfo {
     RequestInfo {
         id: record.request.id,
         state,
@@ -22,6 +21,7 @@ pub(crate) fn info(record: &Record, now: Stamp) -> RequestInfo {
         streaming: record.options.streaming,
         client: record.options.client.clone(),
         queued_at: state.stamps().queued.wall,
+        // Saturates: a request may come between the reading of the clock and the listing.
         age: now.at.duration_since(state.stamps().queued.at),
         prompt_tokens: record.request.prompt.len() as u32,
         completion_tokens: record.n_tokens(),
@@ -72,8 +72,12 @@ pub struct Snapshot {
     pub model: String,
     /// Requests waiting.
     pub queue_depth: usize,
-    /// Requests in replicas: the sum of the replicas' `inflight`.
+    /// Requests that hold a slot: the sum of the replicas' `inflight`.
     pub in_flight: u32,
+    /// Requests that lost their slot and wait for it again.
+    pub n_preempted: usize,
+    /// How often a slot was taken from a running request, since the start.
+    pub preemptions: u64,
     /// Moving average of the time from dispatch to completion; None before the first.
     pub ema_dispatch_ms: Option<f64>,
     /// Per replica, as configured; None = what it can hold.

@@ -309,11 +309,13 @@ impl TokenStream {
 impl Iterator for TokenStream {
     type Item = Result<GenerationChunk, RequestError>;
 
-    /// Chunks, then at most one error, then None.
+    /// Chunks, then at most one error, then None. A cancel ends it without an error: whoever
+    /// cancelled knows; [`TokenStream::outcome`] still says so.
     fn next(&mut self) -> Option<Self::Item> {
         let failed_before = self.ready.is_empty() && self.ended.is_some();
         match self.recv() {
             StreamEvent::Chunk(chunk) => Some(Ok(chunk)),
+            StreamEvent::Failed(RequestError::Cancelled) => None,
             StreamEvent::Failed(error) if !failed_before => Some(Err(error)),
             _ => None,
         }

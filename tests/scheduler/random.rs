@@ -1,0 +1,352 @@
+//! Any sequence of operations, against a small model that knows who was accepted, in which order
+//! they should start, and how each may end.
+//!
+//! After each operation: listing and counts are of one moment, slots and limits hold. After each
+//! turn of the driver also: no slot stays free while somebody could use it, whoever started came
+//! before whoever waits, and every preempted request has a full replica. At the end: nothing lost,
+//! nothing run twice, every waiter has one end, counters add up.
+
+use crate::support::{Bench, request};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tinyloop::config::ExecutorConfig;
+use tinyloop::request::{RequestError, RequestId};
+use tinyloop::runtime::fake::FakeRuntime;
+use tinyloop::scheduler::{
+    RequestInfo, Snapshot, StreamEvent, SubmitError, SubmitOptions, TokenStream,
+};
+
+const AGING_MS: i64 = 20;
+const MAX_QUEUE_DEPTH: usize = 5;
+/// Prompts have three tokens each: four of them may wait.
+const MAX_QUEUED_TOKENS: u64 = 12;
+const CAPACITY: u32 = 3;
+const MAX_PREEMPTIONS: u32 = 2;
+
+/// What may happen to an executor. Numbers choose among what there is.
+#[derive(Clone, Debug)]
+enum Op {
+    Submit {
+        n: usize,
+        priority: i32,
+        deadline_ms: Option<u64>,
+    },
+    Step(usize),
+    Finish(usize),
+    Fail(usize),
+    Lose(usize),
+    Cancel(usize),
+    CancelById(usize),
+    Drop(usize),
+    Advance(u64),
+    Drive,
+    Unload,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let n = prop_oneof![3 => Just(1_usize), 1 => 2_usize..=4];
+    prop_oneof![
+        50 => (n, -2..=2, prop::option::weighted(0.2, 1_u64..50))
+            .prop_map(|(n, priority, deadline_ms)| Op::Submit { n, priority, deadline_ms }),
+        30 => (0_usize..100).prop_map(Op::Step),
+        30 => (0_usize..100).prop_map(Op::Finish),
+        5 => (0_usize..100).prop_map(Op::Fail),
+        5 => (0_usize..100).prop_map(Op::Lose),
+        10 => (0_usize..100).prop_map(Op::Cancel),
+        5 => (0_usize..100).prop_map(Op::CancelById),
+        10 => (0_usize..100).prop_map(Op::Drop),
+        10 => (1_u64..30).prop_map(Op::Advance),
+        50 => Just(Op::Drive),
+        1 => Just(Op::Unload),
+    ]
+}
+
+/// Place in the order, by the rule of the documentation: (ms, submit number).
+type Place = (i64, u64);
+
+struct Entry {
+    place: Place,
+    stream: Option<TokenStream>,
+}
+
+/// What has been accepted, and what was refused.
+#[derive(Default)]
+struct Model {
+    entries: BTreeMap<RequestId, Entry>,
+    now_ms: i64,
+    n_refused: u64,
+    unloaded: bool,
+    preempts: bool,
+    /// Who had been handed to a runtime when the driver last stopped.
+    started: BTreeSet<RequestId>,
+}
+
+fn pick<T: Copy>(items: &[T], choice: usize) -> Option<T> {
+    (!items.is_empty()).then(|| items[choice % items.len()])
+}
+
+fn started(bench: &Bench) -> BTreeSet<RequestId> {
+    bench.runtimes.iter().flat_map(|r| r.submitted()).collect()
+}
+
+impl Model {
+    /// Whether a group fits, from what is seen before it comes.
+    fn fits(snapshot: &Snapshot, n: usize) -> bool {
+        let used = snapshot.in_flight as usize + snapshot.n_preempted;
+        (0..n).all(|ahead| {
+            let depth = snapshot.queue_depth + ahead;
+            let slot_is_free = depth + used < CAPACITY as usize;
+            let tokens = 3 * (depth as u64 + 1);
+            slot_is_free || (depth < MAX_QUEUE_DEPTH && tokens <= MAX_QUEUED_TOKENS)
+        })
+    }
+
+    fn submit(&mut self, bench: &Bench, n: usize, options: SubmitOptions) {
+        let priority = i64::from(options.priority);
+        let before = bench.executor.snapshot();
+        let requests: Vec<_> = (0..n).map(|_| request(2)).collect();
+        match bench.executor.submit_many(requests, options) {
+            Ok(streams) => {
+                assert!(!self.unloaded && Self::fits(&before, n), "{before:?} + {n}");
+                for stream in streams {
+                    let number = self.entries.len() as u64;
+                    let place = (self.now_ms - priority * AGING_MS, number);
+                    let (id, stream) = (stream.id(), Some(stream));
+                    self.entries.insert(id, Entry { place, stream });
+                }
+            }
+            Err(error) if self.unloaded => assert_eq!(error, SubmitError::ModelUnloading),
+            Err(error) => {
+                assert!(matches!(error, SubmitError::QueueFull { .. }), "{error:?}");
+                assert!(!Self::fits(&before, n), "{before:?} + {n}");
+                assert_eq!(bench.executor.snapshot(), before, "nothing is left of it");
+                self.n_refused += n as u64;
+            }
+        }
+    }
+
+    fn apply(&mut self, bench: &Bench, op: Op) {
+        let running = |choice| {
+            let jobs: Vec<_> = bench
+                .runtimes
+                .iter()
+                .flat_map(|runtime| runtime.running().into_iter().map(move |id| (runtime, id)))
+                .collect();
+            pick(&jobs, choice)
+        };
+        let held = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.stream.is_some());
+        let held: Vec<RequestId> = held.map(|(id, _)| *id).collect();
+        match op {
+            Op::Submit {
+                n,
+                priority,
+                deadline_ms,
+            } => {
+                let options = SubmitOptions {
+                    priority,
+                    queue_timeout: deadline_ms.map(Duration::from_millis),
+                    ..SubmitOptions::default()
+                };
+                self.submit(bench, n, options);
+            }
+            Op::Step(choice) => {
+                if let Some((runtime, id)) = running(choice) {
+                    assert!(runtime.step(id));
+                }
+            }
+            Op::Finish(choice) => {
+                if let Some((runtime, id)) = running(choice) {
+                    runtime.finish(id);
+                }
+            }
+            Op::Fail(choice) => {
+                if let Some((runtime, id)) = running(choice) {
+                    runtime.fail(id, "boom");
+                }
+            }
+            Op::Lose(choice) => {
+                if let Some((runtime, id)) = running(choice) {
+                    runtime.lose(id);
+                }
+            }
+            Op::Cancel(choice) => {
+                if let Some(id) = pick(&held, choice) {
+                    self.stream(id).cancel();
+                }
+            }
+            Op::CancelById(choice) => {
+                let live = bench.executor.list();
+                let live: Vec<RequestId> = live.iter().map(|info| info.id).collect();
+                if let Some(id) = pick(&live, choice) {
+                    assert!(bench.executor.cancel(id));
+                }
+            }
+            Op::Drop(choice) => {
+                let id = pick(&held, choice);
+                let entry = id.and_then(|id| self.entries.get_mut(&id));
+                drop(entry.and_then(|entry| entry.stream.take()));
+            }
+            Op::Advance(ms) => {
+                bench.advance(ms);
+                self.now_ms += ms as i64;
+            }
+            Op::Drive => {
+                bench.executor.drive();
+                self.check_at_rest(bench);
+            }
+            Op::Unload => {
+                bench.executor.unload(Duration::ZERO);
+                self.unloaded = true;
+            }
+        }
+    }
+
+    fn stream(&self, id: RequestId) -> &TokenStream {
+        self.entries[&id].stream.as_ref().expect("held")
+    }
+
+    /// What must hold between any two steps.
+    fn check(&self, bench: &Bench) {
+        let (snapshot, listed) = bench.executor.inspect();
+        let in_state = |names: &[&str]| {
+            let states = listed.iter().map(|info| info.state.name());
+            states.filter(|name| names.contains(name)).count()
+        };
+        assert_eq!(in_state(&["queued"]), snapshot.queue_depth, "{listed:?}");
+        let n_running = listed.len() - snapshot.queue_depth;
+        assert_eq!(
+            n_running,
+            snapshot.in_flight as usize + snapshot.n_preempted
+        );
+        // Those that ended for their waiter stay listed until their runtime lets go of them.
+        assert!(in_state(&["preempted"]) <= snapshot.n_preempted);
+        assert!(in_state(&["dispatched", "decoding"]) <= snapshot.in_flight as usize);
+        assert!(snapshot.queue_depth <= MAX_QUEUE_DEPTH + CAPACITY as usize);
+        assert!(
+            listed
+                .iter()
+                .all(|info| self.entries.contains_key(&info.id))
+        );
+        for replica in &snapshot.replicas {
+            assert!(replica.inflight <= replica.target, "{snapshot:?}");
+            assert!(replica.status.running <= replica.inflight, "{snapshot:?}");
+        }
+        for info in &listed {
+            assert!(info.state.stamps().n_preemptions <= MAX_PREEMPTIONS);
+        }
+    }
+
+    /// What must hold when the driver has nothing more to do.
+    fn check_at_rest(&mut self, bench: &Bench) {
+        let (snapshot, listed) = bench.executor.inspect();
+        let place = |info: &RequestInfo| self.entries[&info.id].place;
+        let waiting = || listed.iter().filter(|info| info.state.name() == "queued");
+        let full = |replica: usize| {
+            let replica = &snapshot.replicas[replica];
+            replica.inflight == replica.target
+        };
+        if waiting().next().is_some() {
+            assert!(
+                (0..bench.runtimes.len()).all(full),
+                "a slot is idle: {snapshot:?}"
+            );
+        }
+        for (index, runtime) in bench.runtimes.iter().enumerate() {
+            assert!(runtime.parked().is_empty() || full(index), "{snapshot:?}");
+        }
+        let now_started = started(bench);
+        let first_waiting = waiting().map(place).min();
+        for id in now_started.difference(&self.started) {
+            let place = self.entries[id].place;
+            assert!(
+                first_waiting.is_none_or(|first| place < first),
+                "{id} overtook"
+            );
+        }
+        // Whoever waits is not above anybody who could still be preempted for it.
+        let head = waiting().min_by_key(|info| place(info));
+        if let Some(head) = head.filter(|_| self.preempts) {
+            for info in listed.iter().filter(|info| !info.state.is_final()) {
+                let is_victim = ["dispatched", "decoding"].contains(&info.state.name())
+                    && info.priority < head.priority
+                    && place(info) > place(head)
+                    && info.state.stamps().n_preemptions < MAX_PREEMPTIONS;
+                assert!(!is_victim, "{info:?} should have given way to {head:?}");
+            }
+        }
+        self.started = now_started;
+    }
+}
+
+/// Reads a stream to its end without waiting: everybody has one by now.
+fn end_of(mut stream: TokenStream) -> &'static str {
+    let mut tokens = Vec::new();
+    loop {
+        match stream.recv_timeout(Duration::ZERO) {
+            StreamEvent::Chunk(chunk) => tokens.extend(chunk.token_id),
+            StreamEvent::TimedOut => panic!("{} is left hanging", stream.id()),
+            StreamEvent::Finished(_) => {
+                assert_eq!(tokens, [7, 8]);
+                return "done";
+            }
+            StreamEvent::Failed(RequestError::Fault(_)) => return "error",
+            StreamEvent::Failed(_) => return "cancelled",
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_sequence_of_operations_keeps_the_books(
+        preempt_running: bool,
+        ops in prop::collection::vec(op(), 1..150),
+    ) {
+        let config = ExecutorConfig {
+            max_queue_depth: MAX_QUEUE_DEPTH,
+            max_queued_prompt_tokens: Some(MAX_QUEUED_TOKENS),
+            aging_interval_ms: AGING_MS as u64,
+            preempt_running,
+            max_preemptions: if preempt_running { MAX_PREEMPTIONS } else { 9 },
+            ..ExecutorConfig::default()
+        };
+        let bench = Bench::with(vec![FakeRuntime::stepped(2), FakeRuntime::stepped(1)], config);
+        let mut model = Model { preempts: preempt_running, ..Model::default() };
+        for op in ops {
+            model.apply(&bench, op);
+            model.check(&bench);
+        }
+        bench.executor.shutdown(Duration::ZERO);
+        prop_assert_eq!(bench.counts(), (0, 0));
+        prop_assert_eq!(bench.executor.list().len(), 0);
+
+        let n_accepted = model.entries.len() as u64;
+        let mut waited: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for entry in model.entries.into_values() {
+            let end = entry.stream.map(end_of);
+            *waited.entry(end.unwrap_or("dropped")).or_default() += 1;
+        }
+        let submitted: Vec<_> = bench.runtimes.iter().flat_map(|r| r.submitted()).collect();
+        prop_assert_eq!(submitted.len(), started(&bench).len(), "a job ran twice");
+        let outcome = |name| bench.metric(&format!("tinyloop_requests_total{{model=\"m\",outcome=\"{name}\"}}")) as u64;
+        let ends = ["done", "cancelled", "error"].map(|name| (name, outcome(name)));
+        prop_assert_eq!(ends.iter().map(|(_, n)| n).sum::<u64>(), n_accepted);
+        // Dropped streams ended somehow too, so those we read are at most what was counted.
+        for (name, counted) in ends {
+            prop_assert!(waited.get(name).copied().unwrap_or(0) <= counted, "{} {:?}", name, waited);
+        }
+        let dispatched = bench.count("queue_wait_seconds_count") as usize;
+        prop_assert_eq!(dispatched, submitted.len());
+        if model.n_refused > 0 {
+            let refused = bench.metric("tinyloop_admission_rejected_total{model=\"m\",reason=\"queue_full\"}");
+            prop_assert_eq!(refused as u64, model.n_refused);
+        }
+        let preemptions = bench.count("preemptions_total");
+        prop_assert!(preempt_running || preemptions == 0.0);
+    }
+}
