@@ -133,9 +133,10 @@ mod tests {
             alive: false,
             ..free
         };
+        type Row<'a> = (Option<Head>, &'a [Parked], &'a [ReplicaLoad], Option<Move>);
         let p = parked;
         #[rustfmt::skip]
-        let table: &[(Option<Head>, &[Parked], &[ReplicaLoad], Option<Move>)] = &[
+        let table: &[Row] = &[
             (None,    &[],                         &[free],       None),
             (head(5), &[],                         &[free],       start(0)),
             (head(5), &[],                         &[full],       None),

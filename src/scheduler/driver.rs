@@ -9,7 +9,7 @@
 
 use super::estimate::Sample;
 use super::executor::Core;
-use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps};
+use super::lifecycle::{Lifecycle, Stamp};
 use super::queue::{Event, Running, Step};
 use super::record::{Ending, Record};
 use super::sink::Sink;
@@ -93,19 +93,16 @@ fn cancel_running(core: &Core, number: u64, ending: &Ending) {
 fn dispatch_one(core: &Arc<Core>) -> bool {
     match core.queue.next_step(&core.alive_replicas(), core.stamp()) {
         None => return false,
-        Some(Step::Start(job, stamps)) => start(core, &job, stamps),
+        Some(Step::Start(job)) => start(core, &job),
         Some(Step::Resume(job)) => tell(core, &job, "resume", |runtime, id| runtime.resume(id)),
         Some(Step::Park(job)) => tell(core, &job, "park", |runtime, id| runtime.park(id)),
     }
     true
 }
 
-fn start(core: &Arc<Core>, job: &Running, stamps: Result<Stamps, IllegalTransition>) {
+fn start(core: &Arc<Core>, job: &Running) {
     let record = &job.record;
-    match stamps {
-        Ok(stamps) => core.metrics.dispatched(&stamps),
-        Err(fault) => tracing::error!(model = %core.model, id = %record.request.id, %fault),
-    }
+    core.metrics.dispatched(record.state().stamps());
     let submitted = Job {
         request: Arc::clone(&record.request),
         sink: Box::new(Sink::new(Arc::clone(core), Arc::clone(record))),

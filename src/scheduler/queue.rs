@@ -23,7 +23,7 @@
 use super::admission::{self, Admission, Closed, Demand, Supply};
 use super::dispatch::{self, Head, Holder, Move, Parked};
 use super::estimate::{Estimates, Measured, Sample};
-use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps, Transition};
+use super::lifecycle::{Lifecycle, Stamp, Transition};
 use super::record::{Ending, Record};
 use super::refusal::SubmitError;
 use super::replica::ReplicaLoad;
@@ -84,7 +84,7 @@ pub(crate) struct Running {
 /// What the driver has to tell a runtime.
 pub(crate) enum Step {
     /// Take this job.
-    Start(Running, Result<Stamps, IllegalTransition>),
+    Start(Running),
     /// Go on with this job.
     Resume(Running),
     /// Put this job aside.
@@ -283,8 +283,9 @@ impl Queue {
                     parked: false,
                 };
                 state.running.insert(key.number, running.clone());
-                let stamps = running.record.advance(Transition::Dispatch, now);
-                Some(Step::Start(running, stamps))
+                // Cannot be refused: who waits is Queued, and whoever takes it out moves it on.
+                let _ = running.record.advance(Transition::Dispatch, now);
+                Some(Step::Start(running))
             }
             Move::Resume(Parked { key, .. }) => state.set_parked(key, false, now).map(Step::Resume),
             Move::Preempt(key) => state.set_parked(key, true, now).map(Step::Park),

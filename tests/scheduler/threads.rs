@@ -119,10 +119,12 @@ fn a_million_operations_under_real_threads_keep_the_books() {
 
 /// Submits one request or a group, and ends each somehow.
 fn one_turn(executor: &Executor, tally: &Tally, number: u64) {
-    let n = if number % 7 == 0 { 3 } else { 1 };
+    let n = if number.is_multiple_of(7) { 3 } else { 1 };
     let options = SubmitOptions {
         priority: (number % 3) as i32,
-        queue_timeout: (number % 11 == 0).then_some(Duration::from_micros(50)),
+        queue_timeout: number
+            .is_multiple_of(11)
+            .then_some(Duration::from_micros(50)),
         ..SubmitOptions::default()
     };
     let requests = (0..n).map(|_| request(3)).collect();
