@@ -1,10 +1,12 @@
 //! The request scheduler: which request runs when, on which replica, and how it ends.
 //!
 //! Read in this order: `executor` (the library API: one per public model), `admission` (pure: may
-//! it enter; `refusal`: why not; `estimate`: from which measurements), `queue` (who is next; the one lock), `driver` (the thread that dispatches and
-//! completes), `dispatch` and `replica` (pure: who gets or gives up a slot, and where), `sink` (what
-//! a runtime reports through), `mailbox` and `ticket` (what
-//! the caller holds), `lifecycle` and `record` (the state of one request), `metrics`.
+//! it enter; `refusal`: why not; `estimate`: from which measurements), `queue` (who is next; the one
+//! lock), `driver` (the thread that dispatches and completes), `dispatch` and `replica` (pure: who
+//! gets or gives up a slot, and where), `sink` (what a runtime reports through), `mailbox` and
+//! `ticket` (what the caller holds), `lifecycle` and `record` (the state of one request),
+//! `prefix_pool` and `prefixes` (prompts that stay computed), `snapshot` and `metrics` (what is
+//! shown).
 //!
 //! ```text
 //!  caller ── submit ─► admission ─► queue ─► driver ─► replica ─► Runtime::submit(job)
@@ -17,9 +19,9 @@
 //! sinks on their own threads. Tokens never pass through the driver; ends always do.
 //!
 //! Invariants: a slot counts as used from dispatch until the *runtime* says that the job ended (or
-//! was told to park it), so `in_flight` is honest even after a cancel; every accepted request reaches exactly one final
-//! state and its waiter learns it; dropping a ticket or a stream cancels. What is not here: tokens
-//! of a quantum (`engine/batch`), HTTP, loading models (`pool`).
+//! was told to park it), so `in_flight` is honest even after a cancel; every accepted request
+//! reaches exactly one final state and its waiter learns it; dropping a ticket or a stream cancels.
+//! What is not here: tokens of a quantum (`engine/batch`), HTTP, loading models (`pool`).
 
 pub mod admission;
 pub(crate) mod dispatch;
