@@ -5,9 +5,9 @@
 use tinyloop::backend::cpu::{CpuBackend, Path};
 use tinyloop::backend::reference::ReferenceBackend;
 use tinyloop::backend::{
-    AttendOp, AttentionOutputOp, Backend, FeedForwardOp, KvPlace, Linear, LogitsOp, MatrixId,
-    PAGE_TOKENS, PageId, Pass, QkvOp, RopeId, RopePairs, RopeTable, Row, SequencePages, SlotId,
-    StateGeometry, TensorData, VectorId,
+    AttendOp, AttentionOutputOp, Backend, EmbedOp, FeedForwardOp, KvPlace, Linear, LogitsOp,
+    MatrixId, PAGE_TOKENS, PageId, Pass, QkvOp, RopeId, RopePairs, RopeTable, Row, SequencePages,
+    SlotId, StateGeometry, TensorData, VectorId,
 };
 use tinyloop::dtype::DType;
 
@@ -174,6 +174,7 @@ fn tiny_geometry(d_model: usize, vocab_size: usize, rows: usize) -> StateGeometr
         layers_per_page: 1,
         n_pages: 1,
         max_context: 128,
+        keeps_input: false,
     }
 }
 
@@ -209,9 +210,10 @@ fn embed_and_project(
         }],
     };
     backend.begin_pass(&pass).expect("a valid pass");
-    backend.embed(table).expect("valid ids");
+    let op = EmbedOp { table, scale: 1.0 };
+    backend.embed(&op).expect("valid ids");
     let op = LogitsOp {
-        norm,
+        norm: Some(norm),
         epsilon: 1.0,
         output: Linear { weight, bias: None },
     };
@@ -365,7 +367,7 @@ impl<B: Backend> Rig<B> {
             .collect();
         let wide_dtype = shape.wide_dtype.unwrap_or(shape.dtype);
         let logits = LogitsOp {
-            norm: load_vector(b, shape.d_model, 1.0, 2),
+            norm: Some(load_vector(b, shape.d_model, 1.0, 2)),
             epsilon: 1e-5,
             output: Linear {
                 weight: load(b, wide_dtype, shape.vocab_size, shape.d_model, 3),
@@ -384,6 +386,7 @@ impl<B: Backend> Rig<B> {
             layers_per_page: N_LAYERS as usize,
             n_pages: N_SEQUENCES * shape.loops as usize * PAGES_PER_GROUP,
             max_context: MAX_CONTEXT,
+            keeps_input: false,
         };
         backend.allocate(&geometry).expect("small");
         Rig {
@@ -434,7 +437,11 @@ impl<B: Backend> Rig<B> {
     fn pass(&mut self, pass: &Pass) -> Vec<f32> {
         let backend = &mut self.backend;
         backend.begin_pass(pass).expect("a valid pass");
-        backend.embed(self.table).expect("valid ids");
+        let embed = EmbedOp {
+            table: self.table,
+            scale: 1.0,
+        };
+        backend.embed(&embed).expect("valid ids");
         for block in &self.blocks {
             backend.qkv(&block.qkv).expect("valid ids");
             backend.attend(&block.attend).expect("valid ids");

@@ -8,6 +8,7 @@
 //! engine:  allocate pages, slots ─► Pass { rows, tables }
 //! forward: begin_pass ─► embed ─► per block: qkv ─► attend ─► attention_output ─► feed_forward
 //!                                                              ... ─► logits (rows that want them)
+//!          around the blocks of a core that loops: start_loops ─► inject ─► blocks ─► normalize
 //! ```
 //!
 //! **Rows.** A row is one token position of one sequence at one iteration of the segment. Hidden
@@ -29,6 +30,7 @@
 
 pub mod cpu;
 pub mod reference;
+pub mod state_init;
 
 use crate::dtype::DType;
 
@@ -115,6 +117,8 @@ pub struct StateGeometry {
     pub n_pages: usize,
     /// Longest context in tokens.
     pub max_context: usize,
+    /// Each slot also keeps what the model injects at every loop, (d_model) f32.
+    pub keeps_input: bool,
 }
 
 impl StateGeometry {
@@ -191,6 +195,58 @@ pub struct Linear {
     pub bias: Option<VectorId>,
 }
 
+/// `hidden[slot] = scale * table[token]` for rows that enter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EmbedOp {
+    /// (vocab_size, d_model)
+    pub table: MatrixId,
+    /// 1 in most models.
+    pub scale: f32,
+}
+
+/// `hidden = rmsnorm(hidden)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormOp {
+    /// (d_model)
+    pub norm: VectorId,
+    /// Epsilon of the norm.
+    pub epsilon: f32,
+}
+
+/// What the state of a looped model is before its first loop.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StateInit {
+    /// The input itself: what the prelude gave.
+    Input,
+    /// Zeros.
+    Zero,
+    /// [`state_init::value`] of the row's position, times `std`: the same in every batch, chunk,
+    /// replica and on every device.
+    Normal {
+        /// Standard deviation.
+        std: f32,
+        /// Seed of the model.
+        seed: u64,
+    },
+}
+
+/// For rows at iteration 0: `input = W · hidden`, then `hidden = the initial state`. The product
+/// does not change from loop to loop, so it is taken once and kept in the row's slot.
+#[derive(Clone, Copy, Debug)]
+pub struct StartLoopsOp {
+    /// (d_model, d_model): the half of the model's adapter that meets the input.
+    pub input: Linear,
+    /// The initial state.
+    pub state: StateInit,
+}
+
+/// `hidden = W · hidden + input`, before the blocks of every loop.
+#[derive(Clone, Copy, Debug)]
+pub struct InjectOp {
+    /// (d_model, d_model): the half of the model's adapter that meets the state.
+    pub state: Linear,
+}
+
 /// `q, k, v = split heads(W · rmsnorm(hidden))`, optional per-head norm, rotate, store k and v.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvOp {
@@ -256,8 +312,8 @@ pub struct FeedForwardOp {
 /// `logits = W · rmsnorm(hidden)` for the rows that want them.
 #[derive(Clone, Copy, Debug)]
 pub struct LogitsOp {
-    /// (d_model)
-    pub norm: VectorId,
+    /// (d_model); None where the last loop's norm has done it already.
+    pub norm: Option<VectorId>,
     /// Epsilon of the norm.
     pub epsilon: f32,
     /// (vocab_size, d_model)
@@ -325,8 +381,17 @@ pub trait Backend: Send {
     /// Starts a pass: the rows and tables of all following operations.
     fn begin_pass(&mut self, pass: &Pass) -> Result<(), BackendError>;
 
-    /// `hidden[slot] = table[token]` for rows that enter.
-    fn embed(&mut self, table: MatrixId) -> Result<(), BackendError>;
+    /// See [`EmbedOp`].
+    fn embed(&mut self, op: &EmbedOp) -> Result<(), BackendError>;
+
+    /// See [`NormOp`]; all rows of the pass.
+    fn normalize(&mut self, op: &NormOp) -> Result<(), BackendError>;
+
+    /// See [`StartLoopsOp`]. Needs `StateGeometry::keeps_input`.
+    fn start_loops(&mut self, op: &StartLoopsOp) -> Result<(), BackendError>;
+
+    /// See [`InjectOp`]; all rows of the pass. Needs `StateGeometry::keeps_input`.
+    fn inject(&mut self, op: &InjectOp) -> Result<(), BackendError>;
 
     /// See [`QkvOp`].
     fn qkv(&mut self, op: &QkvOp) -> Result<(), BackendError>;

@@ -5,7 +5,7 @@
 use super::output::Output;
 use crate::error::Error;
 use crate::format::{MetaValue, ModelFile};
-use crate::model::ModelSpec;
+use crate::model::{self, ModelSpec};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -33,8 +33,7 @@ pub struct InspectArgs {
 
 /// Prints it.
 pub fn run(args: &InspectArgs) -> Result<(), Error> {
-    let file =
-        ModelFile::open_gguf(&args.model).map_err(|error| Error::Other(error.to_string()))?;
+    let file = model::open(&args.model).map_err(|error| Error::Other(error.to_string()))?;
     let mut output = Output::new();
     if args.json {
         output.line(&as_json(&file, args).to_string())?;

@@ -4,7 +4,7 @@
 
 use super::output::{Output, read_text};
 use crate::error::Error;
-use crate::format::ModelFile;
+use crate::model;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::json;
 use std::path::PathBuf;
@@ -32,8 +32,7 @@ pub struct TokenizeArgs {
 /// Prints the tokens.
 pub fn run(args: &TokenizeArgs) -> Result<(), Error> {
     let text = read_text(args.text.as_deref())?;
-    let file =
-        ModelFile::open_gguf(&args.model).map_err(|error| Error::Other(error.to_string()))?;
+    let file = model::open(&args.model).map_err(|error| Error::Other(error.to_string()))?;
     let tokenizer = Tokenizer::from_gguf(&file).map_err(|error| Error::Other(error.to_string()))?;
     let options = EncodeOptions {
         add_special: !args.no_special,

@@ -1,8 +1,9 @@
 //! The architecture table: one row per `general.architecture`, nothing else knows their names.
 //!
 //! All rows share one block: RMS norm, attention with rotary embedding and grouped key/value
-//! heads, RMS norm, SiLU-gated feed-forward. What differs is a column here. Facts are from the
-//! GGUF files that the usual converters write and from the models' papers and configurations.
+//! heads, RMS norm, SiLU-gated feed-forward. What differs is a column here; how a model loops is
+//! not, since it stands in the file (`loop_spec`). Facts are from the GGUF files that the usual
+//! converters write and from the models' papers and configurations.
 
 use crate::backend::RopePairs;
 
@@ -26,6 +27,37 @@ pub struct Architecture {
     pub reads_window: bool,
     /// Name of the norm before the feed-forward network within a block.
     pub feed_forward_norm: &'static str,
+    /// Second norms of a block, unless the file says otherwise.
+    pub residual_norms: ResidualNorms,
+    /// Key `model_type` of Hugging Face checkpoints that are of this architecture and follow the
+    /// usual names.
+    pub model_types: &'static [&'static str],
+    /// Hugging Face checkpoints have q and k rows in another order than the GGUF file.
+    pub permutes_heads: bool,
+}
+
+/// Second norms of a block: `post_attention_norm` and `post_ffw_norm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResidualNorms {
+    /// `x + f(norm(x))`: there are none.
+    None,
+    /// `x + norm2(f(norm(x)))`.
+    Inside,
+    /// `norm2(x + f(norm(x)))`.
+    After,
+}
+
+impl ResidualNorms {
+    /// The value of `{architecture}.residual_norms`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "none" => Some(Self::None),
+            "inside" => Some(Self::Inside),
+            "after" => Some(Self::After),
+            _ => None,
+        }
+    }
 }
 
 /// What most rows have.
@@ -38,6 +70,9 @@ const PLAIN: Architecture = Architecture {
     nope_interval: 0,
     reads_window: true,
     feed_forward_norm: "ffn_norm",
+    residual_norms: ResidualNorms::None,
+    model_types: &["llama", "mistral"],
+    permutes_heads: true,
 };
 
 /// Every architecture we know.
@@ -46,6 +81,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "qwen2",
         models: "Qwen 1.5, 2, 2.5",
+        model_types: &["qwen2"],
+        permutes_heads: false,
         rope_pairs: RopePairs::Halves,
         needs_qkv_bias: true,
         reads_window: false,
@@ -54,6 +91,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "qwen3",
         models: "Qwen 3 (dense)",
+        model_types: &["qwen3"],
+        permutes_heads: false,
         rope_pairs: RopePairs::Halves,
         has_qk_norm: true,
         reads_window: false,
@@ -62,6 +101,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "smollm3",
         models: "SmolLM 3",
+        model_types: &["smollm3"],
         nope_interval: 4,
         reads_window: false,
         ..PLAIN
@@ -69,6 +109,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "seed_oss",
         models: "Seed-OSS",
+        model_types: &["seed_oss"],
+        permutes_heads: false,
         rope_pairs: RopePairs::Halves,
         needs_qkv_bias: true,
         reads_window: false,
@@ -78,6 +120,41 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "ernie4_5",
         models: "ERNIE 4.5 (dense)",
+        model_types: &["ernie4_5"],
+        permutes_heads: false,
+        reads_window: false,
+        ..PLAIN
+    },
+    Architecture {
+        name: "nanbeige",
+        models: "Nanbeige 4.2 (looped)",
+        model_types: &["nanbeige"],
+        reads_window: false,
+        ..PLAIN
+    },
+    Architecture {
+        name: "ouro",
+        models: "Ouro (looped)",
+        model_types: &["ouro"],
+        reads_window: false,
+        residual_norms: ResidualNorms::Inside,
+        ..PLAIN
+    },
+    Architecture {
+        name: "raven",
+        models: "Huginn and retrofitted recurrence (looped)",
+        model_types: &[],
+        permutes_heads: false,
+        reads_window: false,
+        residual_norms: ResidualNorms::After,
+        ..PLAIN
+    },
+    Architecture {
+        name: "looped-llama",
+        models: "small looped models of our own",
+        rope_pairs: RopePairs::Halves,
+        model_types: &[],
+        permutes_heads: false,
         reads_window: false,
         ..PLAIN
     },

@@ -4,7 +4,8 @@
 //! operation computes stands in the docs of its type in `backend`.
 
 use super::Model;
-use crate::backend::{Backend, BackendError, Pass};
+use super::weights::LoopOps;
+use crate::backend::{Backend, BackendError, NormOp, Pass};
 
 pub use super::plan::Segment;
 
@@ -22,19 +23,49 @@ pub fn run_pass<'b>(
     let weights = &model.weights;
     backend.begin_pass(pass)?;
     if pass.rows.iter().any(|row| row.enters) {
-        backend.embed(weights.embedding)?;
+        backend.embed(&weights.embedding)?;
     }
+    enter(&weights.loops, backend, segment)?;
     for block in &weights.blocks[range(model, segment)] {
         backend.qkv(&block.qkv)?;
         backend.attend(&block.attend)?;
         backend.attention_output(&block.attention_output)?;
+        normalize(backend, block.attention_norm.as_ref())?;
         backend.feed_forward(&block.feed_forward)?;
+        normalize(backend, block.feed_forward_norm.as_ref())?;
     }
+    let after = match segment {
+        Segment::Prelude => weights.loops.input_norm.as_ref(),
+        Segment::Core => weights.loops.norm.as_ref(),
+        Segment::Coda => None,
+    };
+    normalize(backend, after)?;
     if pass.rows.iter().any(|row| row.wants_logits) {
         backend.logits(&weights.logits)
     } else {
         Ok(&[])
     }
+}
+
+/// What comes before the blocks of a segment.
+fn enter(loops: &LoopOps, backend: &mut dyn Backend, segment: Segment) -> Result<(), BackendError> {
+    match segment {
+        Segment::Prelude => Ok(()),
+        Segment::Core => {
+            if let Some(start) = &loops.start {
+                backend.start_loops(start)?;
+            }
+            loops
+                .inject
+                .as_ref()
+                .map_or(Ok(()), |op| backend.inject(op))
+        }
+        Segment::Coda => normalize(backend, loops.output_norm.as_ref()),
+    }
+}
+
+fn normalize(backend: &mut dyn Backend, norm: Option<&NormOp>) -> Result<(), BackendError> {
+    norm.map_or(Ok(()), |op| backend.normalize(op))
 }
 
 fn range(model: &Model, segment: Segment) -> std::ops::Range<usize> {

@@ -10,6 +10,8 @@
 
 pub mod architectures;
 pub mod forward;
+mod huggingface;
+pub mod loop_spec;
 pub mod plan;
 pub mod rope;
 pub mod spec;
@@ -51,6 +53,15 @@ pub struct Model {
     pub weights: weights::ModelWeights,
 }
 
+/// Opens a GGUF file, or a directory in Hugging Face layout.
+pub fn open(path: &std::path::Path) -> Result<ModelFile, ModelError> {
+    if path.is_dir() {
+        huggingface::open(path)
+    } else {
+        Ok(ModelFile::open_gguf(path)?)
+    }
+}
+
 /// Progress of a load: bytes done of total.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
@@ -62,7 +73,7 @@ impl Model {
         progress: Progress<'_>,
     ) -> Result<Self, ModelError> {
         let spec = ModelSpec::from_gguf(file)?;
-        let plan = Plan::ordinary(spec.n_layers);
+        let plan = spec.loops.plan(spec.n_layers);
         let weights = weights::ModelWeights::load(&spec, &plan, file, backend, progress)?;
         Ok(Self {
             spec,
@@ -92,6 +103,7 @@ impl Model {
             layers_per_page: self.plan.layers_per_page(),
             n_pages,
             max_context,
+            keeps_input: self.weights.loops.inject.is_some(),
         }
     }
 }

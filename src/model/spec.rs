@@ -4,9 +4,10 @@
 //! `weights`, `forward` and the backends have no case for an architecture's name.
 
 use super::ModelError;
-use super::architectures::{self, Architecture};
+use super::architectures::{self, Architecture, ResidualNorms};
+use super::loop_spec::LoopSpec;
 use super::rope::RopeSpec;
-use crate::format::ModelFile;
+use crate::format::{ModelFile, TensorInfo};
 
 /// Sizes and switches. Everything that differs between architectures is a field here.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +50,12 @@ pub struct ModelSpec {
     pub tied_embeddings: bool,
     /// Name of the norm before the feed-forward network within a block.
     pub feed_forward_norm: &'static str,
+    /// Second norms of a block.
+    pub residual_norms: ResidualNorms,
+    /// Factor on embeddings.
+    pub embedding_scale: f32,
+    /// Segments and depth, and what happens around the core.
+    pub loops: LoopSpec,
     /// Bytes of all tensors in the file.
     pub weight_bytes: u64,
 }
@@ -92,13 +99,14 @@ impl ModelSpec {
             None
         };
         let name = file.optional_str("general.name")?.unwrap_or(row.name);
+        let n_layers = size("block_count")?;
         Ok(Self {
             architecture: row.name.to_owned(),
             name: name.to_owned(),
             context_length,
             d_model,
             d_ff: size("feed_forward_length")?,
-            n_layers: size("block_count")?,
+            n_layers,
             n_heads,
             n_kv_heads,
             head_dim,
@@ -115,11 +123,10 @@ impl ModelSpec {
             has_qk_norm: row.has_qk_norm,
             tied_embeddings: file.tensor("output.weight").is_none(),
             feed_forward_norm: row.feed_forward_norm,
-            weight_bytes: file
-                .tensors()
-                .iter()
-                .map(|tensor| tensor.file_range.len() as u64)
-                .sum(),
+            residual_norms: residual_norms(file, row)?,
+            embedding_scale: embedding_scale(file, &key("embedding_scale"))?,
+            loops: LoopSpec::from_gguf(file, row.name, n_layers)?,
+            weight_bytes: file.tensors().iter().map(TensorInfo::n_bytes).sum(),
         })
     }
 
@@ -129,13 +136,14 @@ impl ModelSpec {
         self.nope_interval == 0 || !(block + 1).is_multiple_of(self.nope_interval)
     }
 
-    /// Bytes of f16 keys and values per token, all blocks used once.
+    /// Bytes of f16 keys and values per token at the default number of loops.
     #[must_use]
     pub fn kv_bytes_per_token(&self) -> u64 {
         let (keys_and_values, f16_bytes) = (2, 2);
+        let plan = self.loops.plan(self.n_layers);
         keys_and_values
             * f16_bytes
-            * u64::from(self.n_layers)
+            * u64::from(plan.virtual_layers(plan.default_loops))
             * u64::from(self.n_kv_heads)
             * u64::from(self.head_dim)
     }
@@ -172,7 +180,6 @@ fn refuse_unsupported(file: &ModelFile, architecture: &str) -> Result<(), ModelE
         ("final_logit_softcapping", 0.0, "capped logits"),
         ("logit_scale", 1.0, "scaled logits"),
         ("residual_scale", 1.0, "scaled residuals"),
-        ("embedding_scale", 1.0, "scaled embeddings"),
     ];
     for (suffix, neutral, what) in neutral_values {
         let key = format!("{architecture}.{suffix}");
@@ -228,6 +235,30 @@ fn head_dim(
             "{value_length} is {width}, but keys are {head_dim} wide; they must be equal"
         ))),
         _ => Ok(head_dim),
+    }
+}
+
+fn residual_norms(file: &ModelFile, row: &Architecture) -> Result<ResidualNorms, ModelError> {
+    let key = format!("{}.residual_norms", row.name);
+    match file.optional_str(&key)? {
+        None => Ok(row.residual_norms),
+        Some(name) => ResidualNorms::named(name).ok_or_else(|| {
+            ModelError::Unsupported(format!(
+                "{key} is \"{name}\"; none, inside and after are supported"
+            ))
+        }),
+    }
+}
+
+/// 1 when absent; 0 means "none" in files that carry the key for every model.
+fn embedding_scale(file: &ModelFile, key: &str) -> Result<f32, ModelError> {
+    match file.optional_f32(key)? {
+        None | Some(0.0) => Ok(1.0),
+        Some(scale) if scale.is_finite() => Ok(scale),
+        Some(scale) => {
+            let reason = format!("{key} is {scale}; it must be finite");
+            Err(file.invalid(reason).into())
+        }
     }
 }
 

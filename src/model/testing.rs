@@ -4,6 +4,7 @@
 //! interface. The same seed gives the same weights on every machine and backend. Nothing here
 //! reads a file.
 
+use super::loop_spec::LoopSpec;
 use super::plan::Plan;
 use super::rope::{RopeScaling, RopeSpec};
 use super::spec::ModelSpec;
@@ -113,6 +114,9 @@ pub fn tiny_spec(shape: &TinyShape) -> ModelSpec {
         has_qk_norm: row.has_qk_norm,
         tied_embeddings: true,
         feed_forward_norm: row.feed_forward_norm,
+        residual_norms: row.residual_norms,
+        embedding_scale: 1.0,
+        loops: LoopSpec::default(),
         weight_bytes: 0,
     }
 }

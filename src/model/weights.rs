@@ -5,27 +5,46 @@
 //! that `forward` runs. A tensor that no rule names is an error too: a model whose file holds more
 //! than we compute would talk nonsense.
 
-use super::plan::Plan;
+use super::architectures::ResidualNorms;
+use super::loop_spec::FINAL_NORM;
+use super::plan::{Plan, Segment};
 use super::spec::ModelSpec;
 use super::{ModelError, Progress};
 use crate::backend::{
-    AttendOp, AttentionOutputOp, Backend, FeedForwardOp, Linear, LogitsOp, MatrixId, QkvOp, RopeId,
-    TensorData, VectorId,
+    AttendOp, AttentionOutputOp, Backend, EmbedOp, FeedForwardOp, InjectOp, Linear, LogitsOp,
+    MatrixId, NormOp, QkvOp, RopeId, StartLoopsOp, TensorData, VectorId,
 };
 use crate::format::{FormatError, ModelFile};
 
 /// Ids of all weights, arranged as operations.
 #[derive(Clone, Debug)]
 pub struct ModelWeights {
-    /// (vocab_size, d_model)
-    pub embedding: MatrixId,
+    /// Token to residual stream.
+    pub embedding: EmbedOp,
     /// The file's blocks in order.
     pub blocks: Vec<Block>,
+    /// What happens around the blocks of each segment.
+    pub loops: LoopOps,
     /// Final norm and output projection.
     pub logits: LogitsOp,
 }
 
-/// One block: its four operations.
+/// What happens around the blocks; all None in an ordinary model.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoopOps {
+    /// At the end of the prelude.
+    pub input_norm: Option<NormOp>,
+    /// At the start of the core, for rows in their first loop.
+    pub start: Option<StartLoopsOp>,
+    /// At the start of the core.
+    pub inject: Option<InjectOp>,
+    /// At the end of the core.
+    pub norm: Option<NormOp>,
+    /// At the start of the coda.
+    pub output_norm: Option<NormOp>,
+}
+
+/// One block: its four operations, and norms of the residual stream where it has them.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
     /// Norm, projections, rotation, KV write.
@@ -34,8 +53,12 @@ pub struct Block {
     pub attend: AttendOp,
     /// Output projection, added to the residual stream.
     pub attention_output: AttentionOutputOp,
+    /// Of the residual stream after attention.
+    pub attention_norm: Option<NormOp>,
     /// Norm, gated network, added to the residual stream.
     pub feed_forward: FeedForwardOp,
+    /// Of the residual stream after the network.
+    pub feed_forward_norm: Option<NormOp>,
 }
 
 /// Where tensors come from: a container, or random numbers in tests.
@@ -113,6 +136,16 @@ pub fn tensor_rules(spec: &ModelSpec) -> Vec<TensorRule> {
     rule("output.bias".into(), &[vocab], false);
     let n_pairs = u64::from(spec.rope.n_rotated / 2);
     rule("rope_freqs.weight".into(), &[n_pairs], false);
+    for stem in spec.loops.own_norms() {
+        rule(format!("{stem}.weight"), &[d_model], true);
+    }
+    if spec.loops.injection.is_some() {
+        rule("loop_state.weight".into(), &[d_model, d_model], true);
+        rule("loop_input.weight".into(), &[d_model, d_model], true);
+        rule("loop_input.bias".into(), &[d_model], false);
+    }
+    rule("exit_gate.weight".into(), &[d_model], false);
+    rule("exit_gate.bias".into(), &[1], false);
     for block in 0..spec.n_layers {
         let name = |suffix: &str| format!("blk.{block}.{suffix}");
         rule(name("attn_norm.weight"), &[d_model], true);
@@ -130,6 +163,10 @@ pub fn tensor_rules(spec: &ModelSpec) -> Vec<TensorRule> {
         rule(name("attn_output.bias"), &[d_model], false);
         let norm = format!("{}.weight", spec.feed_forward_norm);
         rule(name(&norm), &[d_model], true);
+        if spec.residual_norms != ResidualNorms::None {
+            rule(name("post_attention_norm.weight"), &[d_model], true);
+            rule(name("post_ffw_norm.weight"), &[d_model], true);
+        }
         rule(name("ffn_gate.weight"), &[d_model, d_ff], true);
         rule(name("ffn_up.weight"), &[d_model, d_ff], true);
         rule(name("ffn_down.weight"), &[d_ff, d_model], true);
@@ -214,14 +251,16 @@ impl ModelWeights {
             backend,
             progress,
         };
-        let embedding = loader.matrix("token_embd.weight")?;
+        let table = loader.matrix("token_embd.weight")?;
         let output = if spec.tied_embeddings {
-            embedding
+            table
         } else {
             loader.matrix("output.weight")?
         };
+        let final_norm = loader.vector("output_norm.weight")?;
+        let loops = loader.loops(plan, final_norm)?;
         let logits = LogitsOp {
-            norm: loader.vector("output_norm.weight")?,
+            norm: (!spec.loops.norm_is_final()).then_some(final_norm),
             epsilon: spec.epsilon,
             output: Linear {
                 weight: output,
@@ -232,9 +271,11 @@ impl ModelWeights {
         let blocks = (0..spec.n_layers)
             .map(|block| loader.block(plan, block, rope))
             .collect::<Result<_, _>>()?;
+        let scale = spec.embedding_scale;
         Ok(Self {
-            embedding,
+            embedding: EmbedOp { table, scale },
             blocks,
+            loops,
             logits,
         })
     }
@@ -253,6 +294,40 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
+    /// `final_norm` is shared where the spec says so; a norm of a segment without blocks has no
+    /// place to run and no tensor.
+    fn loops(&mut self, plan: &Plan, final_norm: VectorId) -> Result<LoopOps, ModelError> {
+        let spec = self.spec;
+        let has_blocks = |segment| !plan.blocks(segment).is_empty();
+        let mut norm = |stem: &Option<String>, segment| -> Result<Option<NormOp>, ModelError> {
+            let norm = match stem.as_deref() {
+                None => return Ok(None),
+                Some(_) if !has_blocks(segment) => {
+                    return Err(ModelError::Unsupported(format!(
+                        "a norm around a {segment:?} without blocks is not supported"
+                    )));
+                }
+                Some(FINAL_NORM) => final_norm,
+                Some(stem) => self.vector(&format!("{stem}.weight"))?,
+            };
+            let epsilon = spec.epsilon;
+            Ok(Some(NormOp { norm, epsilon }))
+        };
+        let mut loops = LoopOps {
+            input_norm: norm(&spec.loops.input_norm, Segment::Prelude)?,
+            norm: norm(&spec.loops.norm, Segment::Core)?,
+            output_norm: norm(&spec.loops.output_norm, Segment::Coda)?,
+            ..LoopOps::default()
+        };
+        if let Some(state) = spec.loops.injection {
+            let input = self.linear("loop_input")?;
+            loops.start = Some(StartLoopsOp { input, state });
+            let state = self.linear("loop_state")?;
+            loops.inject = Some(InjectOp { state });
+        }
+        Ok(loops)
+    }
+
     fn block(&mut self, plan: &Plan, block: u32, rope: RopeId) -> Result<Block, ModelError> {
         let spec = self.spec;
         let name = |suffix: &str| format!("blk.{block}.{suffix}");
@@ -260,7 +335,19 @@ impl Loader<'_> {
         let kv = plan.kv_place(segment, block - plan.blocks(segment).start);
         let epsilon = spec.epsilon;
         let (q_norm, k_norm) = (name("attn_q_norm.weight"), name("attn_k_norm.weight"));
+        let mut second = |suffix: &str, wanted: ResidualNorms| match spec.residual_norms == wanted {
+            true => self.vector(&name(suffix)).map(Some),
+            false => Ok(None),
+        };
+        let (attention, network) = ("post_attention_norm.weight", "post_ffw_norm.weight");
+        let attention_inside = second(attention, ResidualNorms::Inside)?;
+        let network_inside = second(network, ResidualNorms::Inside)?;
+        let norm_op = |norm| NormOp { norm, epsilon };
+        let attention_norm = second(attention, ResidualNorms::After)?.map(norm_op);
+        let feed_forward_norm = second(network, ResidualNorms::After)?.map(norm_op);
         Ok(Block {
+            attention_norm,
+            feed_forward_norm,
             qkv: QkvOp {
                 norm: self.vector(&name("attn_norm.weight"))?,
                 epsilon,
@@ -279,7 +366,7 @@ impl Loader<'_> {
             },
             attention_output: AttentionOutputOp {
                 output: self.linear(&name("attn_output"))?,
-                post_norm: None,
+                post_norm: attention_inside,
                 epsilon,
             },
             feed_forward: FeedForwardOp {
@@ -288,7 +375,7 @@ impl Loader<'_> {
                 gate: self.linear(&name("ffn_gate"))?,
                 up: self.linear(&name("ffn_up"))?,
                 down: self.linear(&name("ffn_down"))?,
-                post_norm: None,
+                post_norm: network_inside,
             },
         })
     }

@@ -7,6 +7,7 @@
 use super::{LoadedModel, ModelMeta};
 use crate::config::{FakeConfig, ModelConfig, ModelSource};
 use crate::format::{FormatError, ModelFile};
+use crate::model;
 use crate::runtime::Runtime;
 use crate::runtime::fake::{self, FakeRuntime, Pace};
 use crate::runtime::native::{BackendKind, LoadError as RuntimeError, NativeRuntime};
@@ -109,7 +110,7 @@ fn load_file(
     kind: BackendKind,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Parts, LoadError> {
-    let file = ModelFile::open_gguf(path)?;
+    let file = model::open(path).map_err(RuntimeError::from)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
     let chat_template = chat_template(&file, &tokenizer);
     if let Err(why) = &chat_template {

@@ -12,7 +12,7 @@ use crate::backend::{Backend, BackendError, MemoryUse};
 use crate::config::EngineConfig;
 use crate::engine::{Engine, EngineError, EngineHandle, EngineLimits, EngineParts};
 use crate::format::{FormatError, ModelFile};
-use crate::model::{Model, ModelError, ModelSpec, Plan};
+use crate::model::{self, Model, ModelError, ModelSpec, Plan};
 use crate::request::{GenerationRequest, Job, PinError, Prefix, PrefixId, RequestId};
 use crate::tokenizer::Tokenizer;
 use crossbeam_channel::Sender;
@@ -66,7 +66,7 @@ impl NativeRuntime {
         kind: BackendKind,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
-        let file = ModelFile::open_gguf(path)?;
+        let file = model::open(path)?;
         let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         Self::from_file(&file, tokenizer, &name, config, kind, progress)

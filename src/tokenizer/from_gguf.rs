@@ -140,6 +140,16 @@ fn end_tokens(
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         ends.extend(token_id(file, key, texts.len())?);
     }
+    let key = "tokenizer.tinyloop.end_token_ids";
+    for id in file.optional_ints(key)?.unwrap_or_default() {
+        match TokenId::try_from(id) {
+            Ok(token) if (token as usize) < texts.len() => ends.push(token),
+            _ => {
+                let reason = format!("{key} has {id}, but there are only {} tokens", texts.len());
+                return Err(file.invalid(reason));
+            }
+        }
+    }
     // One pass over the vocabulary; the first byte rules out nearly all.
     let named: Vec<(TokenId, &str)> = (0..)
         .zip(texts)
@@ -183,7 +193,16 @@ fn byte_level(
     let Some(merges) = file.optional_strings("tokenizer.ggml.merges")? else {
         return Err(file.invalid("tokenizer.ggml.merges is missing: a gpt2 vocabulary needs them"));
     };
-    let words = PreTokenizer::named(pre).map_err(|reason| file.invalid(reason))?;
+    // Files translated from another layout spell the rule out instead of naming it.
+    let words = match file.optional_strings("tokenizer.tinyloop.patterns")? {
+        None => PreTokenizer::named(pre),
+        Some(patterns) => {
+            let key = "tokenizer.tinyloop.ignore_merges";
+            let ignore_merges = file.optional_bool(key)?.unwrap_or(false);
+            PreTokenizer::of_patterns(patterns, ignore_merges)
+        }
+    };
+    let words = words.map_err(|reason| file.invalid(reason))?;
     let bpe = ByteLevelBpe::new(texts, vocabulary, merges, words)
         .map_err(|reason| file.invalid(reason))?;
     Ok(Model::ByteLevel(Box::new(bpe)))

@@ -126,6 +126,18 @@ impl PreTokenizer {
         })
     }
 
+    /// Of expressions that a file spells out.
+    pub(crate) fn of_patterns(patterns: &[String], ignore_merges: bool) -> Result<Self, String> {
+        let compile = |pattern: &String| {
+            SysRegex::new(pattern)
+                .map_err(|error| format!("tokenizer.tinyloop.patterns: {pattern:?}: {error}"))
+        };
+        Ok(Self {
+            patterns: patterns.iter().map(compile).collect::<Result<_, _>>()?,
+            ignore_merges,
+        })
+    }
+
     /// Whether a whole word that is in the vocabulary is taken without merging.
     pub(crate) fn ignore_merges(&self) -> bool {
         self.ignore_merges

@@ -53,8 +53,20 @@ impl Backend for FaultyBackend {
             _ => self.inner.begin_pass(pass),
         }
     }
-    fn embed(&mut self, table: MatrixId) -> Result<(), BackendError> {
-        self.inner.embed(table)
+    fn embed(&mut self, op: &EmbedOp) -> Result<(), BackendError> {
+        self.inner.embed(op)
+    }
+
+    fn normalize(&mut self, op: &NormOp) -> Result<(), BackendError> {
+        self.inner.normalize(op)
+    }
+
+    fn start_loops(&mut self, op: &StartLoopsOp) -> Result<(), BackendError> {
+        self.inner.start_loops(op)
+    }
+
+    fn inject(&mut self, op: &InjectOp) -> Result<(), BackendError> {
+        self.inner.inject(op)
     }
     fn qkv(&mut self, op: &QkvOp) -> Result<(), BackendError> {
         self.inner.qkv(op)

@@ -6,6 +6,7 @@
 mod batching;
 mod faults;
 mod generation;
+mod looped;
 mod parking;
 mod prefix;
 mod random;

@@ -6,7 +6,7 @@
 //! # Reading order
 //! [`Path`] and `path.rs` (which instruction set), `threads.rs` (regions and chunks), `layout.rs` and
 //! `panels.rs` (weights), `kernels/` over `lanes/` (arithmetic), `step.rs` (what a region sees),
-//! `ops.rs` and `attention.rs` (operations), `state.rs` (buffers, page tables).
+//! `ops.rs`, `attention.rs` and `loops.rs` (operations), `state.rs` (buffers, page tables).
 //!
 //! # Weights: panels
 //! A panel is `LANES` outputs (8, or 16 with AVX-512) and all inputs, in blocks of 32 inputs. Weights keep
@@ -71,6 +71,7 @@ mod buffer;
 mod kernels;
 mod lanes;
 mod layout;
+mod loops;
 mod ops;
 mod panels;
 mod path;
@@ -86,8 +87,9 @@ use self::state::State;
 use self::step::Step;
 use self::threads::Threads;
 use super::{
-    AttendOp, AttentionOutputOp, Backend, BackendError, FeedForwardOp, LogitsOp, MatrixId,
-    MemoryUse, PageId, Pass, QkvOp, RopeId, RopeTable, StateGeometry, TensorData, VectorId,
+    AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, FeedForwardOp, InjectOp, LogitsOp,
+    MatrixId, MemoryUse, NormOp, PageId, Pass, QkvOp, RopeId, RopeTable, StartLoopsOp,
+    StateGeometry, TensorData, VectorId,
 };
 
 /// How to build a [`CpuBackend`].
@@ -235,9 +237,27 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn embed(&mut self, table: MatrixId) -> Result<(), BackendError> {
+    fn embed(&mut self, op: &EmbedOp) -> Result<(), BackendError> {
         let (step, threads) = self.step()?;
-        ops::embed(&step, threads, &step.matrices[table.0 as usize]);
+        ops::embed(&step, threads, op);
+        Ok(())
+    }
+
+    fn normalize(&mut self, op: &NormOp) -> Result<(), BackendError> {
+        let (step, threads) = self.step()?;
+        loops::normalize(&step, threads, op);
+        Ok(())
+    }
+
+    fn start_loops(&mut self, op: &StartLoopsOp) -> Result<(), BackendError> {
+        let (step, threads) = self.step()?;
+        loops::start_loops(&step, threads, op);
+        Ok(())
+    }
+
+    fn inject(&mut self, op: &InjectOp) -> Result<(), BackendError> {
+        let (step, threads) = self.step()?;
+        loops::inject(&step, threads, op);
         Ok(())
     }
 

@@ -12,8 +12,8 @@ use super::state::TILE_WIDTH;
 use super::step::{InputsView, Precision, Source, Step, Units};
 use super::threads::Threads;
 use crate::backend::{
-    AttentionOutputOp, FeedForwardOp, Linear, LogitsOp, PAGE_TOKENS, QkvOp, RopePairs, RopeTable,
-    VectorId,
+    AttentionOutputOp, EmbedOp, FeedForwardOp, Linear, LogitsOp, PAGE_TOKENS, QkvOp, RopePairs,
+    RopeTable, VectorId,
 };
 
 /// Inputs of q, k, v and output are quantized twice: perplexity of the demo model 15.79 -> 15.73
@@ -24,8 +24,9 @@ const FEED_FORWARD: Precision = Precision::Single;
 /// Inputs of the head.
 const HEAD: Precision = Precision::Single;
 
-/// `hidden[slot] = table[token]` for rows that enter.
-pub(super) fn embed(step: &Step<'_>, threads: &Threads, table: &Matrix) {
+/// See [`EmbedOp`].
+pub(super) fn embed(step: &Step<'_>, threads: &Threads, op: &EmbedOp) {
+    let table = &step.matrices[op.table.0 as usize];
     assert!(
         table.n_in == step.geometry.d_model,
         "embedding of another width"
@@ -37,6 +38,9 @@ pub(super) fn embed(step: &Step<'_>, threads: &Threads, table: &Matrix) {
                 // SAFETY: slots of a pass are distinct (checked when it began).
                 let hidden = unsafe { step.hidden.slice(step.hidden_range(row_idx)) };
                 table.read_row(row.token as usize, hidden);
+                if op.scale != 1.0 {
+                    hidden.iter_mut().for_each(|value| *value *= op.scale);
+                }
             }
         }
     });
@@ -326,7 +330,10 @@ impl Branch<'_> {
 }
 
 /// Outputs and panels of part `part` of a matrix cut into `TILE_WIDTH` outputs.
-fn part_of(matrix: &Matrix, part: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+pub(super) fn part_of(
+    matrix: &Matrix,
+    part: usize,
+) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
     let start = part * TILE_WIDTH;
     let end = (start + TILE_WIDTH).min(matrix.n_out);
     (start..end, start / matrix.lanes..end.div_ceil(matrix.lanes))
@@ -422,7 +429,11 @@ pub(super) fn logits(step: &Step<'_>, threads: &Threads, op: &LogitsOp) {
     assert!(matrix.n_out == vocab_size, "head of another width");
     let wanted = &step.pass.wanted;
     let prepare = |wanted_idx: usize, out: &mut [f32]| {
-        step.norm_hidden(wanted[wanted_idx] as usize, op.norm, op.epsilon, out);
+        let row_idx = wanted[wanted_idx] as usize;
+        match op.norm {
+            Some(norm) => step.norm_hidden(row_idx, norm, op.epsilon, out),
+            None => step.copy_hidden(row_idx, out),
+        }
     };
     let source = step.prepare(threads, wanted.len(), &[matrix], HEAD, &prepare);
     let units = Units::new(wanted.len(), vocab_size.div_ceil(TILE_WIDTH));

@@ -183,6 +183,8 @@ pub(super) struct PassTables {
     pub(super) rows: Vec<Row>,
     /// Indexes of rows that want logits.
     pub(super) wanted: Vec<u32>,
+    /// Indexes of rows at iteration 0.
+    pub(super) starting: Vec<u32>,
     /// `[start, end)` row ranges of one sequence and iteration, for attention.
     pub(super) blocks: Vec<(u32, u32)>,
     /// All page tables, one after the other.
@@ -201,6 +203,7 @@ impl PassTables {
         PassTables {
             rows: Vec::with_capacity(geometry.max_rows),
             wanted: Vec::with_capacity(geometry.max_rows),
+            starting: Vec::with_capacity(geometry.max_rows),
             blocks: Vec::with_capacity(geometry.max_rows),
             slot_seen: vec![0; geometry.n_slots],
             ..PassTables::default()
@@ -246,6 +249,12 @@ impl PassTables {
         let rows = pass.rows.iter().enumerate();
         self.wanted.extend(
             rows.filter(|(_, row)| row.wants_logits)
+                .map(|(idx, _)| idx as u32),
+        );
+        self.starting.clear();
+        let rows = pass.rows.iter().enumerate();
+        self.starting.extend(
+            rows.filter(|(_, row)| row.iteration == 0)
                 .map(|(idx, _)| idx as u32),
         );
         self.cut_blocks(rows_per_block);
@@ -302,6 +311,8 @@ pub(super) struct State {
     pub(super) sizes: Sizes,
     /// `(n_slots, d_model)`
     pub(super) hidden: Buffer<f32>,
+    /// `(n_slots, d_model)`, or empty: what is injected at every loop.
+    pub(super) loop_input: Buffer<f32>,
     /// `(n_pages, layers_per_page, n_kv_heads, [keys (head_dim, 16), values (16, padded_dim)])` f16
     pub(super) kv: Buffer<u16>,
     /// `(max_rows, q_width)`: rotated queries.
@@ -350,6 +361,10 @@ impl State {
             geometry: *geometry,
             sizes,
             hidden: Buffer::zeroed(geometry.n_slots * geometry.d_model, "hidden-state slots")?,
+            loop_input: Buffer::zeroed(
+                usize::from(geometry.keeps_input) * geometry.n_slots * geometry.d_model,
+                "inputs of the loop",
+            )?,
             kv: Buffer::zeroed(geometry.n_pages * sizes.page_len, "the KV page pool")?,
             queries: Buffer::zeroed(rows * sizes.q_width, "queries")?,
             attention: Buffer::zeroed(rows * sizes.q_width, "attention")?,
@@ -387,6 +402,7 @@ impl State {
     pub(super) fn memory(&self) -> MemoryUse {
         let floats = [
             &self.hidden,
+            &self.loop_input,
             &self.queries,
             &self.attention,
             &self.partials,

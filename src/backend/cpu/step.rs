@@ -26,6 +26,7 @@ pub(super) struct Step<'a> {
     pub(super) pass: &'a PassTables,
     pub(super) angles: &'a [super::buffer::Buffer<f32>],
     pub(super) hidden: SharedMut<'a, f32>,
+    pub(super) loop_input: SharedMut<'a, f32>,
     pub(super) kv: SharedMut<'a, u16>,
     pub(super) queries: SharedMut<'a, f32>,
     pub(super) attention: SharedMut<'a, f32>,
@@ -129,6 +130,7 @@ impl<'a> Step<'a> {
             pass: &state.pass,
             angles: &state.angles,
             hidden: state.hidden.shared(),
+            loop_input: state.loop_input.shared(),
             kv: state.kv.shared(),
             queries: state.queries.shared(),
             attention: state.attention.shared(),
@@ -168,6 +170,12 @@ impl<'a> Step<'a> {
     pub(super) unsafe fn scratch(&self, thread_idx: usize) -> &mut Scratch {
         // SAFETY: passed on to the caller.
         unsafe { self.scratch.one(thread_idx) }
+    }
+
+    /// `out = hidden of the row`.
+    pub(super) fn copy_hidden(&self, row_idx: usize, out: &mut [f32]) {
+        // SAFETY: while inputs are prepared nobody writes the residual stream.
+        out.copy_from_slice(unsafe { self.hidden.read(self.hidden_range(row_idx)) });
     }
 
     /// `out = rmsnorm(hidden of the row)`.

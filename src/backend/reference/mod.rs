@@ -12,9 +12,9 @@ pub mod dequant;
 mod math;
 
 use super::{
-    AttendOp, AttentionOutputOp, Backend, BackendError, FeedForwardOp, KvPlace, Linear, LogitsOp,
-    MatrixId, MemoryUse, PAGE_TOKENS, PageId, Pass, QkvOp, RopeId, RopeTable, Row, StateGeometry,
-    TensorData, VectorId,
+    AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, FeedForwardOp, InjectOp, KvPlace,
+    Linear, LogitsOp, MatrixId, MemoryUse, NormOp, PAGE_TOKENS, PageId, Pass, QkvOp, RopeId,
+    RopeTable, Row, StartLoopsOp, StateGeometry, StateInit, TensorData, VectorId, state_init,
 };
 use math::{add, gated, matmul, rms_norm, rotate, softmax};
 
@@ -36,6 +36,8 @@ pub struct ReferenceBackend {
     geometry: Option<StateGeometry>,
     /// (n_slots, d_model): the residual stream.
     hidden: Vec<f32>,
+    /// (n_slots, d_model), or empty: what is injected at every loop.
+    input: Vec<f32>,
     /// (n_pages, layers_per_page, PAGE_TOKENS, n_kv_heads * head_dim)
     keys: Vec<f32>,
     /// The same shape.
@@ -83,20 +85,31 @@ impl ReferenceBackend {
         &mut self.hidden[row.slot.0 as usize * d_model..][..d_model]
     }
 
-    /// Norms of the given rows' residual streams, (rows, d_model).
+    /// The given rows' residual streams, normed where there is a norm, (rows, d_model).
     fn normed<'r>(
         &self,
         rows: impl Iterator<Item = &'r Row>,
-        norm: VectorId,
+        norm: Option<VectorId>,
         epsilon: f32,
     ) -> Vec<f32> {
         let mut out = Vec::new();
         for row in rows {
             let start = out.len();
             out.extend_from_slice(self.hidden(row));
-            rms_norm(&mut out[start..], self.vector(norm), epsilon);
+            if let Some(norm) = norm {
+                rms_norm(&mut out[start..], self.vector(norm), epsilon);
+            }
         }
         out
+    }
+
+    /// Replaces the residual streams of all rows by `values`, (rows, d_model).
+    fn set_hidden(&mut self, values: &[f32]) {
+        let d_model = self.geometry().d_model;
+        let rows = self.pass.rows.iter().zip(values.chunks_exact(d_model));
+        for (row, values) in rows {
+            self.hidden[row.slot.0 as usize * d_model..][..d_model].copy_from_slice(values);
+        }
     }
 
     /// `W x + b` for each row of `inputs` (n_rows, n_in): (n_rows, n_out).
@@ -228,6 +241,8 @@ impl Backend for ReferenceBackend {
         let n_positions = geometry.n_pages * geometry.layers_per_page * PAGE_TOKENS;
         let n_kv = n_positions * geometry.n_kv_heads * geometry.head_dim;
         self.hidden = zeros("hidden-state slots", geometry.n_slots * geometry.d_model)?;
+        let n_inputs = usize::from(geometry.keeps_input) * geometry.n_slots * geometry.d_model;
+        self.input = zeros("inputs of the loop", n_inputs)?;
         self.keys = zeros("the key pages", n_kv)?;
         self.values = zeros("the value pages", n_kv)?;
         self.geometry = Some(*geometry);
@@ -238,7 +253,13 @@ impl Backend for ReferenceBackend {
         let bytes = |n_floats: usize| (n_floats * size_of::<f32>()) as u64;
         let matrices = self.matrices.iter().map(|matrix| matrix.values.len());
         let vectors = self.vectors.iter().map(Vec::len);
-        let scratch = [&self.hidden, &self.queries, &self.attention, &self.logits];
+        let scratch = [
+            &self.hidden,
+            &self.input,
+            &self.queries,
+            &self.attention,
+            &self.logits,
+        ];
         MemoryUse {
             weight_bytes: bytes(matrices.chain(vectors).sum()),
             kv_bytes: bytes(self.keys.len() + self.values.len()),
@@ -252,20 +273,64 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
-    fn embed(&mut self, table: MatrixId) -> Result<(), BackendError> {
-        let rows = std::mem::take(&mut self.pass.rows);
+    fn embed(&mut self, op: &EmbedOp) -> Result<(), BackendError> {
         let d_model = self.geometry().d_model;
-        for row in rows.iter().filter(|row| row.enters) {
-            let (token, slot) = (row.token as usize, row.slot.0 as usize);
-            let embedding = &self.matrices[table.0 as usize].values[token * d_model..][..d_model];
-            self.hidden[slot * d_model..][..d_model].copy_from_slice(embedding);
+        for row in self.pass.rows.iter().filter(|row| row.enters) {
+            let (slot, token) = (row.slot.0 as usize, row.token as usize);
+            let embedding =
+                &self.matrices[op.table.0 as usize].values[token * d_model..][..d_model];
+            let hidden = &mut self.hidden[slot * d_model..][..d_model];
+            for (hidden, value) in hidden.iter_mut().zip(embedding) {
+                *hidden = value * op.scale;
+            }
         }
-        self.pass.rows = rows;
+        Ok(())
+    }
+
+    fn normalize(&mut self, op: &NormOp) -> Result<(), BackendError> {
+        let normed = self.normed(self.pass.rows.iter(), Some(op.norm), op.epsilon);
+        self.set_hidden(&normed);
+        Ok(())
+    }
+
+    fn start_loops(&mut self, op: &StartLoopsOp) -> Result<(), BackendError> {
+        let d_model = self.geometry().d_model;
+        let hidden = self.normed(self.pass.rows.iter(), None, 0.0);
+        let projected = self.linear(&op.input, &hidden);
+        let rows = self.pass.rows.iter().zip(projected.chunks_exact(d_model));
+        for (row, projected) in rows.filter(|(row, _)| row.iteration == 0) {
+            let place = row.slot.0 as usize * d_model..(row.slot.0 as usize + 1) * d_model;
+            self.input[place.clone()].copy_from_slice(projected);
+            let hidden = &mut self.hidden[place];
+            match op.state {
+                StateInit::Input => {}
+                StateInit::Zero => hidden.fill(0.0),
+                StateInit::Normal { std, seed } => {
+                    for (coordinate, hidden) in (0..).zip(hidden) {
+                        *hidden = std * state_init::value(seed, row.position, coordinate);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn inject(&mut self, op: &InjectOp) -> Result<(), BackendError> {
+        let d_model = self.geometry().d_model;
+        let hidden = self.normed(self.pass.rows.iter(), None, 0.0);
+        let mut state = self.linear(&op.state, &hidden);
+        for (row, state) in self.pass.rows.iter().zip(state.chunks_exact_mut(d_model)) {
+            add(
+                state,
+                &self.input[row.slot.0 as usize * d_model..][..d_model],
+            );
+        }
+        self.set_hidden(&state);
         Ok(())
     }
 
     fn qkv(&mut self, op: &QkvOp) -> Result<(), BackendError> {
-        let normed = self.normed(self.pass.rows.iter(), op.norm, op.epsilon);
+        let normed = self.normed(self.pass.rows.iter(), Some(op.norm), op.epsilon);
         let mut queries = self.linear(&op.q, &normed);
         let mut keys = self.linear(&op.k, &normed);
         let values = self.linear(&op.v, &normed);
@@ -310,7 +375,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn feed_forward(&mut self, op: &FeedForwardOp) -> Result<(), BackendError> {
-        let normed = self.normed(self.pass.rows.iter(), op.norm, op.epsilon);
+        let normed = self.normed(self.pass.rows.iter(), Some(op.norm), op.epsilon);
         let mut gate = self.linear(&op.gate, &normed);
         let up = self.linear(&op.up, &normed);
         gated(&mut gate, &up);

@@ -1,0 +1,128 @@
+//! Looped models in Hugging Face layout against a plain implementation: every kind at several
+//! depths, in whole and in chunked prompts, on both backends. Fixtures: `make_looped_fixtures.py`.
+
+use serde_json::Value;
+use std::path::PathBuf;
+use tinyloop::backend::Backend;
+use tinyloop::backend::cpu::{CpuBackend, Path as CpuPath};
+use tinyloop::backend::reference::ReferenceBackend;
+use tinyloop::model::testing::Runner;
+use tinyloop::model::{self, Model};
+
+/// Fixture and the architecture it becomes.
+const FIXTURES: &[(&str, &str)] = &[
+    ("ouro", "ouro"),
+    ("nanbeige", "nanbeige"),
+    ("nanbeige_no_norm", "nanbeige"),
+    ("huginn", "raven"),
+    ("retrofit", "raven"),
+    ("looped_llama", "looped-llama"),
+    ("looped_llama_norm", "looped-llama"),
+];
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/models/looped")
+        .join(name)
+}
+
+fn load(fixture: &str, backend: &mut dyn Backend) -> Model {
+    let file = model::open(&path(fixture)).expect("a sound directory");
+    Model::load(&file, backend, &mut |_, _| {}).expect("a known model")
+}
+
+fn numbers(array: &Value) -> impl Iterator<Item = f64> + Clone + '_ {
+    let array = array.as_array().expect("an array");
+    array.iter().map(|n| n.as_f64().expect("a number"))
+}
+
+/// Largest `rms(found - wanted) / rms(wanted)` of a recorded position, and of a single logit
+/// `|found - wanted| / max(1, |wanted|)`.
+fn difference(fixture: &str, backend: &mut dyn Backend, chunk: usize) -> (f64, f64) {
+    let model = load(fixture, backend);
+    let recorded = std::fs::read(path(&format!("{fixture}.json"))).expect("committed");
+    let recorded: Value = serde_json::from_slice(&recorded).expect("JSON");
+    let mut runner = Runner::new(&model, backend, 48, chunk).expect("a tiny model fits");
+    let (mut position_error, mut single_error) = (0.0_f64, 0.0_f64);
+    for sequence in recorded["sequences"].as_array().expect("an array") {
+        let tokens: Vec<u32> = numbers(&sequence["tokens"]).map(|n| n as u32).collect();
+        let positions: Vec<usize> = numbers(&sequence["positions"])
+            .map(|n| n as usize)
+            .collect();
+        for loops in numbers(&recorded["loops"]).map(|loops| loops as u32) {
+            let rows = sequence["logits"][loops.to_string()].as_array();
+            let mut rows = rows.expect("an array").iter();
+            let wants = |position| positions.contains(&position);
+            let see = |position: usize, logits: &[f32]| {
+                let wanted = numbers(rows.next().expect("a row per position"));
+                assert_eq!(wanted.clone().count(), logits.len(), "at {position}");
+                let (mut error_squares, mut squares) = (0.0, 0.0);
+                for (found, wanted) in logits.iter().zip(wanted) {
+                    assert!(found.is_finite(), "{fixture}: {found} at {position}");
+                    let error = (f64::from(*found) - wanted).abs();
+                    single_error = single_error.max(error / wanted.abs().max(1.0));
+                    error_squares += error * error;
+                    squares += wanted * wanted;
+                }
+                position_error = position_error.max((error_squares / squares).sqrt());
+            };
+            runner
+                .logits(&tokens, loops, wants, see)
+                .expect("a valid pass");
+            assert!(rows.next().is_none(), "every recorded row was compared");
+        }
+    }
+    (position_error, single_error)
+}
+
+#[test]
+fn every_looped_model_computes_what_its_reference_computes_at_every_depth() {
+    for (fixture, architecture) in FIXTURES {
+        for chunk in [48, 5] {
+            let mut backend = ReferenceBackend::new();
+            let (_, single) = difference(fixture, &mut backend, chunk);
+            assert!(
+                single < 1e-4,
+                "{fixture} ({architecture}), chunks of {chunk}: logits differ by {single}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_cpu_backend_computes_nearly_the_same_on_every_path() {
+    for path in CpuPath::ALL.into_iter().filter(|path| path.is_available()) {
+        for (fixture, _) in FIXTURES {
+            for chunk in [48, 1] {
+                let builder = CpuBackend::builder().threads(2).path(path);
+                let mut backend = builder.build().expect("the path is available");
+                let (position, _) = difference(fixture, &mut backend, chunk);
+                assert!(
+                    position < 0.02,
+                    "{fixture} on {path:?}, chunks of {chunk}: logits differ by {position}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn depth_and_segments_come_from_the_file() {
+    for (fixture, architecture) in FIXTURES {
+        let model = load(fixture, &mut ReferenceBackend::new());
+        assert_eq!(model.spec.architecture, *architecture, "{fixture}");
+        let plan = &model.plan;
+        let segments = [&plan.prelude, &plan.core, &plan.coda].map(|range| range.len());
+        let wanted = match *fixture {
+            "ouro" | "nanbeige" | "nanbeige_no_norm" => ([0, 2, 0], 7, 7),
+            "looped_llama" => ([1, 2, 1], 4, 16),
+            "looped_llama_norm" => ([1, 1, 0], 4, 16),
+            _ => ([1, 2, 1], 4, 8),
+        };
+        assert_eq!(
+            (segments, plan.default_loops, plan.max_loops),
+            wanted,
+            "{fixture}"
+        );
+    }
+}
