@@ -119,6 +119,8 @@ pub struct ServerConfig {
     pub api_key_file: Option<PathBuf>,
     /// Web origins that browsers may call from; empty = CORS is off; "*" = any.
     pub cors_origins: Vec<String>,
+    /// Status of refusals for load (full queue, latency objective, timeout in the queue): 503 or 429.
+    pub overload_status: u16,
 }
 
 impl Default for ServerConfig {
@@ -136,6 +138,7 @@ impl Default for ServerConfig {
             api_keys: Vec::new(),
             api_key_file: None,
             cors_origins: Vec::new(),
+            overload_status: 503,
         }
     }
 }
@@ -356,6 +359,12 @@ impl Config {
         let fault = |text: String| Err(ConfigError(text));
         if self.server.http_workers == 0 {
             return fault("http_workers is 0; at least one worker must answer".to_owned());
+        }
+        if !matches!(self.server.overload_status, 429 | 503) {
+            return fault(format!(
+                "overload_status is {}; it must be 503 or 429",
+                self.server.overload_status
+            ));
         }
         let management = &self.management;
         if management.enabled && !management.host.is_loopback() && management.admin_key.is_none() {

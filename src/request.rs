@@ -336,6 +336,9 @@ pub enum RequestError {
     /// The model is being unloaded.
     #[error("the model is being unloaded")]
     ModelUnloading,
+    /// The runtime cannot do what was asked: the request's fault, and no retry helps.
+    #[error("{0}")]
+    Invalid(String),
     /// Our bug or a dead replica; the text is for the client, details are in the log.
     #[error("the model runtime failed: {0}")]
     Fault(String),

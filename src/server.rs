@@ -47,6 +47,7 @@ impl Server {
             keys: data_plane_keys(config)?,
             cors: Cors::new(config.server.cors_origins.clone()),
             stream_ping: config.server.stream_ping,
+            overload_status: config.server.overload_status,
         };
         let wire = WireServer::start(wire_config(config), Arc::new(data_plane))
             .map_err(|error| Error::Other(error.to_string()))?;

@@ -90,6 +90,9 @@ pub struct ServeArgs {
     /// Largest request body in bytes [default: 16777216].
     #[arg(long, value_name = "BYTES")]
     pub max_body_bytes: Option<usize>,
+    /// Status of refusals for load, 503 or 429 [default: 503].
+    #[arg(long, value_name = "STATUS")]
+    pub overload_status: Option<u16>,
     /// Seconds that a shutdown waits for running requests [default: 30].
     #[arg(long, value_name = "SECONDS")]
     pub drain_timeout: Option<f64>,
@@ -145,6 +148,7 @@ impl ServeArgs {
         put(&mut server.http_workers, self.http_workers);
         put(&mut server.max_connections, self.max_connections);
         put(&mut server.max_body_bytes, self.max_body_bytes);
+        put(&mut server.overload_status, self.overload_status);
         put(
             &mut server.drain_timeout,
             seconds("--drain-timeout", self.drain_timeout)?,
@@ -374,6 +378,7 @@ mod tests {
             "",
             "--model a --model a",
             "--model a --drain-timeout -1",
+            "--model a --overload-status 500",
             "--model-name x",
             "--config /none",
         ] {

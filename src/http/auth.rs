@@ -7,6 +7,7 @@
 use super::errors::{ApiError, ErrorCode};
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Keys that open a plane; none = everything is open.
 #[derive(Clone, Default)]
@@ -42,14 +43,15 @@ impl Keys {
         !self.keys.is_empty()
     }
 
-    /// Checks the headers of a request.
+    /// Checks the headers of a request. Who it is, by the place of the key in the list (`key-1`),
+    /// which may be logged and listed; None when no key is asked.
     pub fn check(
         &self,
         authorization: Option<&[u8]>,
         x_api_key: Option<&[u8]>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<Option<Arc<str>>, ApiError> {
         if self.keys.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let Some(given) = authorization.and_then(bearer).or(x_api_key) else {
             return Err(ApiError::new(
@@ -57,17 +59,18 @@ impl Keys {
                 "an API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             ));
         };
-        let known = self
-            .keys
-            .iter()
-            .fold(false, |known, key| known | same(key.as_bytes(), given));
-        if known {
-            return Ok(());
+        let mut known = None;
+        for (index, key) in self.keys.iter().enumerate() {
+            let is_same = same(key.as_bytes(), given); // every key is looked at
+            known = if is_same { Some(index) } else { known };
         }
-        Err(ApiError::new(
-            ErrorCode::InvalidApiKey,
-            "the API key is not known",
-        ))
+        match known {
+            Some(index) => Ok(Some(format!("key-{}", index + 1).into())),
+            None => Err(ApiError::new(
+                ErrorCode::InvalidApiKey,
+                "the API key is not known",
+            )),
+        }
     }
 }
 
@@ -92,7 +95,8 @@ mod tests {
     #[test]
     fn keys_are_checked_in_both_headers() {
         let keys = Keys::new(["secret".to_owned(), String::new(), "other".to_owned()]);
-        assert!(keys.check(Some(b"Bearer secret"), None).is_ok());
+        let first = keys.check(Some(b"Bearer secret"), None);
+        assert_eq!(first.expect("known").as_deref(), Some("key-1"));
         assert!(keys.check(Some(b"bearer  other "), None).is_ok());
         assert!(keys.check(None, Some(b"other")).is_ok());
         for (authorization, x_api_key) in [

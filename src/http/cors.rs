@@ -31,7 +31,9 @@ impl Cors {
             ("access-control-allow-origin", allowed.to_owned()),
             (
                 "access-control-expose-headers",
-                "x-request-id, retry-after".to_owned(),
+                "x-request-id, x-tinyloop-request-id, x-tinyloop-rejected, x-should-retry, \
+                 retry-after"
+                    .to_owned(),
             ),
             ("vary", "origin".to_owned()),
         ];

@@ -9,11 +9,12 @@ use super::auth::Keys;
 use super::cors::Cors;
 use super::errors::{ApiError, ErrorCode};
 use super::exchange::{Exchange, request_id};
-use super::openai::{self, models};
-use super::ops;
+use super::openai::generate::{self, Call};
+use super::openai::models;
 use super::router::{Route, is_ops_path, route};
 use super::state::ServerState;
 use super::wire::{Handler, Refusal, Request, Responder};
+use super::{ops, requests};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub struct DataPlane {
     pub cors: Cors,
     /// How often a silent stream shows a sign of life.
     pub stream_ping: Duration,
+    /// Status of refusals for load, 503 or 429.
+    pub overload_status: u16,
 }
 
 impl Handler for DataPlane {
@@ -40,7 +43,8 @@ impl Handler for DataPlane {
         let cors = self
             .cors
             .headers(request.header_str("origin"), is_preflight);
-        let exchange = Exchange::new(responder, AccessRecord::new(id, label, quiet), cors);
+        let record = AccessRecord::new(id, label, quiet);
+        let exchange = Exchange::new(responder, record, cors, self.overload_status);
         match routed {
             Err(error) => exchange.error(&error),
             Ok(_) if is_preflight => exchange.empty(204),
@@ -71,34 +75,44 @@ impl Handler for DataPlane {
 
 impl DataPlane {
     fn answer(&self, route: &Route, request: &Request, exchange: Exchange) {
-        if !route.is_open()
-            && let Err(error) = self
-                .keys
-                .check(request.header("authorization"), request.header("x-api-key"))
-        {
-            return exchange.error(&error);
-        }
+        let client = match self.client(route, request) {
+            Ok(client) => client,
+            Err(error) => return exchange.error(&error),
+        };
+        let state = &self.state;
+        let call = || Call {
+            state,
+            ping: self.stream_ping,
+            request,
+            client: client.clone(),
+        };
         match route {
-            Route::Root => exchange.json(&ops::root(&self.state)),
-            Route::Health => exchange.ops(&ops::health(&self.state)),
-            Route::Ready => exchange.ops(&ops::ready(&self.state)),
-            Route::Metrics => exchange.ops(&ops::metrics(&self.state)),
-            Route::Models => exchange.json(&models::list(&self.state)),
-            Route::Model(id) => match models::one(&self.state, id) {
+            Route::Root => exchange.json(&ops::root(state)),
+            Route::Health => exchange.ops(&ops::health(state)),
+            Route::Ready => exchange.ops(&ops::ready(state)),
+            Route::Metrics => exchange.ops(&ops::metrics(state)),
+            Route::Models => exchange.json(&models::list(state)),
+            Route::Model(id) => match models::one(state, id) {
                 Ok(body) => exchange.json(&body),
                 Err(error) => exchange.error(&error),
             },
-            Route::Chat => {
-                openai::generate::chat(&self.state, self.stream_ping, request.body(), exchange);
-            }
-            Route::Completions => {
-                openai::generate::completions(
-                    &self.state,
-                    self.stream_ping,
-                    request.body(),
-                    exchange,
-                );
-            }
+            Route::Requests => exchange.ops(&requests::list(state, client.as_deref())),
+            Route::Snapshot => exchange.ops(&requests::snapshot(state, client.as_deref())),
+            Route::Cancel(name) => match requests::cancel(state, name, client.as_deref()) {
+                Ok(answer) => exchange.ops(&answer),
+                Err(error) => exchange.error(&error),
+            },
+            Route::Chat => generate::chat(&call(), exchange),
+            Route::Completions => generate::completions(&call(), exchange),
         }
+    }
+
+    /// Who asks; None when no keys are asked for.
+    fn client(&self, route: &Route, request: &Request) -> Result<Option<Arc<str>>, ApiError> {
+        if route.is_open() {
+            return Ok(None);
+        }
+        let (bearer, key) = (request.header("authorization"), request.header("x-api-key"));
+        self.keys.check(bearer, key)
     }
 }

@@ -34,6 +34,8 @@ pub enum ErrorCode {
     ExpectationFailed,
     HeaderTooLarge,
     ClientClosedRequest,
+    Cancelled,
+    RequestNotFound,
     InternalError,
     NotImplemented,
     HttpVersionNotSupported,
@@ -72,13 +74,16 @@ impl ErrorCode {
             Self::HeaderTooLarge => (431, INVALID, "request_header_too_large"),
             // Nobody reads it: the number goes to the log, as nginx writes it.
             Self::ClientClosedRequest => (499, INVALID, "client_closed_request"),
+            // The client asked for it; no SDK repeats a 499.
+            Self::Cancelled => (499, "request_cancelled", "cancelled"),
+            Self::RequestNotFound => (404, INVALID, "request_not_found"),
             Self::InternalError => (500, "server_error", "internal_error"),
             Self::NotImplemented => (501, INVALID, "not_implemented"),
             Self::HttpVersionNotSupported => (505, INVALID, "http_version_not_supported"),
             Self::QueueFull => (503, UNAVAILABLE, "queue_full"),
             Self::SloUnattainable => (503, UNAVAILABLE, "slo_unattainable"),
             Self::QueueTimeout => (503, UNAVAILABLE, "queue_timeout"),
-            Self::ServerOverloaded => (503, UNAVAILABLE, "server_is_overloaded"),
+            Self::ServerOverloaded => (503, UNAVAILABLE, "overloaded"),
             Self::ModelLoading => (503, UNAVAILABLE, "model_loading"),
             Self::ModelUnloading => (503, UNAVAILABLE, "model_unloading"),
             Self::ModelFailed => (503, UNAVAILABLE, "model_failed"),
@@ -93,6 +98,30 @@ impl ErrorCode {
             Self::QueueFull | Self::ServerOverloaded => Some(1),
             Self::SloUnattainable | Self::ModelLoading => Some(2),
             Self::ModelUnloading | Self::ShuttingDown => Some(5),
+            _ => None,
+        }
+    }
+
+    /// Refusals for load, whose status the operator chooses (`server.overload_status`).
+    fn is_for_load(self) -> bool {
+        matches!(
+            self,
+            Self::QueueFull | Self::SloUnattainable | Self::QueueTimeout
+        )
+    }
+
+    /// The word of `x-tinyloop-rejected`: the request was sound (or too large) and was not run.
+    fn rejection(self) -> Option<&'static str> {
+        match self {
+            Self::QueueFull
+            | Self::SloUnattainable
+            | Self::QueueTimeout
+            | Self::ServerOverloaded
+            | Self::ModelLoading
+            | Self::ModelUnloading
+            | Self::ModelFailed
+            | Self::ShuttingDown
+            | Self::ContextLengthExceeded => Some(self.row().2),
             _ => None,
         }
     }
@@ -119,19 +148,27 @@ impl ErrorCode {
 }
 
 /// An error on its way to the client.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     /// Row of the table.
     pub code: ErrorCode,
     /// A sentence for the client: what was wrong, where, what would be right.
     pub message: String,
-    /// The request field it is about.
+    /// The request field or header it is about.
     pub param: Option<String>,
     /// Value of `Allow` (405).
     pub allow: Option<&'static str>,
     /// Seconds for `Retry-After`.
     pub retry_after_s: Option<u32>,
+    /// Why it was not run: `x-tinyloop-rejected` and `reason` in the body.
+    pub rejected: Option<&'static str>,
+    /// The same request can never be served: `x-should-retry: false`.
+    pub is_hopeless: bool,
+    /// The numbers that led there, by name; they stand inside the error object.
+    pub numbers: Vec<(&'static str, f64)>,
+    /// Instead of the table's status; see [`ApiError::for_load`].
+    pub status_override: Option<u16>,
 }
 
 impl ApiError {
@@ -143,6 +180,19 @@ impl ApiError {
             param: None,
             allow: None,
             retry_after_s: code.retry_after_s(),
+            rejected: code.rejection(),
+            is_hopeless: code == ErrorCode::ContextLengthExceeded,
+            numbers: Vec::new(),
+            status_override: None,
+        }
+    }
+
+    /// With the status that the operator wants for refusals for load (503 or 429); others stay.
+    #[must_use]
+    pub fn for_load(&self, overload_status: u16) -> Self {
+        Self {
+            status_override: self.code.is_for_load().then_some(overload_status),
+            ..self.clone()
         }
     }
 
@@ -169,16 +219,27 @@ impl ApiError {
     /// HTTP status.
     #[must_use]
     pub fn status(&self) -> u16 {
-        self.code.row().0
+        self.status_override.unwrap_or(self.code.row().0)
     }
 
-    /// The OpenAI error body.
+    /// The OpenAI error body; refusals carry their reason and numbers beside OpenAI's fields.
     #[must_use]
     pub fn body(&self) -> Value {
         let (_, kind, code) = self.code.row();
-        json!({"error": {
+        let kind = match self.status() {
+            429 => "rate_limit_error",
+            _ => kind,
+        };
+        let mut error = json!({
             "message": self.message, "type": kind, "param": self.param, "code": code,
-        }})
+        });
+        if let Some(reason) = self.rejected {
+            error["reason"] = Value::from(reason);
+        }
+        for (name, number) in &self.numbers {
+            error[*name] = number_value(*number);
+        }
+        json!({"error": error})
     }
 
     /// Headers that go with it, beside the content type and the request id.
@@ -187,6 +248,12 @@ impl ApiError {
         let mut headers = Vec::new();
         if let Some(seconds) = self.retry_after_s {
             headers.push(("retry-after", seconds.to_string()));
+        }
+        if let Some(reason) = self.rejected {
+            headers.push(("x-tinyloop-rejected", reason.to_owned()));
+        }
+        if self.is_hopeless {
+            headers.push(("x-should-retry", "false".to_owned()));
         }
         if let Some(allow) = self.allow {
             headers.push(("allow", allow.to_owned()));
@@ -198,13 +265,24 @@ impl ApiError {
     }
 }
 
+/// Whole numbers as integers: clients compare them.
+fn number_value(number: f64) -> Value {
+    const EXACT: f64 = 9_007_199_254_740_992.0; // 2^53
+    if number.fract() == 0.0 && number.abs() <= EXACT {
+        Value::from(number as i64)
+    } else {
+        Value::from((number * 1e3).round() / 1e3)
+    }
+}
+
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         let code = match error {
-            RequestError::Cancelled => ErrorCode::ClientClosedRequest,
+            RequestError::Cancelled => ErrorCode::Cancelled,
             RequestError::QueueTimeout => ErrorCode::QueueTimeout,
             RequestError::ShuttingDown => ErrorCode::ShuttingDown,
             RequestError::ModelUnloading => ErrorCode::ModelUnloading,
+            RequestError::Invalid(_) => ErrorCode::InvalidValue,
             RequestError::Fault(_) => ErrorCode::InternalError,
         };
         Self::new(code, error.to_string())
@@ -224,9 +302,11 @@ impl From<SubmitError> for ApiError {
             SubmitError::QueueFull { .. } => ErrorCode::QueueFull,
             SubmitError::AdmissionRejected { .. } => ErrorCode::SloUnattainable,
         };
-        let retry_after_s = error.retry_after_s().or(code.retry_after_s());
         Self {
-            retry_after_s,
+            retry_after_s: error.retry_after_s().or(code.retry_after_s()),
+            rejected: Some(error.reason()),
+            is_hopeless: !error.should_retry(),
+            numbers: error.numbers(),
             ..Self::new(code, error.to_string())
         }
     }
@@ -247,20 +327,51 @@ mod tests {
             }})
         );
         assert!(error.headers().is_empty());
-        let full = SubmitError::QueueFull {
-            queue_depth: 3,
-            max_queue_depth: 3,
-            queued_prompt_tokens: 30,
-            max_queued_prompt_tokens: None,
-            retry_after_s: 7,
-        };
-        let full = ApiError::from(full);
-        assert_eq!(
-            (full.status(), full.headers()),
-            (503, vec![("retry-after", "7".to_owned())])
-        );
         let gone = ApiError::from(RequestError::Cancelled);
         assert_eq!(gone.status(), 499);
+        let bad = ApiError::from(RequestError::Invalid("no".to_owned()));
+        assert_eq!((bad.status(), bad.message.as_str()), (400, "no"));
+    }
+
+    #[test]
+    fn refusals_carry_reason_numbers_and_retry_advice() {
+        let full = ApiError::from(SubmitError::QueueFull {
+            queue_depth: 3,
+            max_queue_depth: 3,
+            queued_prompt_tokens: 0,
+            max_queued_prompt_tokens: None,
+            retry_after_s: 7,
+        });
+        let headers = [
+            ("retry-after", "7".to_owned()),
+            ("x-tinyloop-rejected", "queue_full".to_owned()),
+        ];
+        assert_eq!((full.status(), full.headers()), (503, headers.to_vec()));
+        let error = full.body()["error"].clone();
+        assert_eq!(error["reason"], "queue_full");
+        assert_eq!(error["queue_depth"], 3);
+        let as_429 = full.for_load(429);
+        assert_eq!(as_429.status(), 429);
+        assert_eq!(as_429.body()["error"]["type"], "rate_limit_error");
+        assert_eq!(as_429.headers(), full.headers());
+
+        let never = ApiError::from(SubmitError::KvTooSmall {
+            needed_tokens: 9,
+            capacity_tokens: 8,
+        });
+        let headers = [
+            ("x-tinyloop-rejected", "kv_too_small".to_owned()),
+            ("x-should-retry", "false".to_owned()),
+        ];
+        assert_eq!((never.status(), never.headers()), (400, headers.to_vec()));
+        assert_eq!(never.for_load(429).status(), 400);
+
+        let late = ApiError::from(RequestError::QueueTimeout).for_load(429);
+        let headers = [("x-tinyloop-rejected", "queue_timeout".to_owned())];
+        assert_eq!((late.status(), late.headers()), (429, headers.to_vec()));
+        // A drain is no overload of the client's making.
+        let drain = ApiError::from(RequestError::ShuttingDown).for_load(429);
+        assert_eq!(drain.status(), 503);
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct Exchange {
     /// For the log.
     pub record: AccessRecord,
     headers: Vec<(&'static str, String)>,
+    /// Status of refusals for load.
+    overload_status: u16,
 }
 
 /// The client's id if it is sane (printable ASCII, at most 128 bytes), else a fresh one.
@@ -45,13 +47,20 @@ impl Exchange {
         responder: Responder,
         record: AccessRecord,
         mut headers: Vec<(&'static str, String)>,
+        overload_status: u16,
     ) -> Self {
         headers.push(("x-request-id", record.id.clone()));
         Self {
             responder,
             record,
             headers,
+            overload_status,
         }
+    }
+
+    /// One more header of the answer.
+    pub fn add_header(&mut self, name: &'static str, value: String) {
+        self.headers.push((name, value));
     }
 
     /// Runs when the client hangs up before the answer is out. Must not block.
@@ -72,6 +81,7 @@ impl Exchange {
 
     /// Answers with an error of the table.
     pub fn error(mut self, error: &ApiError) {
+        let error = error.for_load(self.overload_status);
         self.record.outcome = error.code.row().2;
         let extra = error.headers();
         let mut headers: Vec<(&str, &str)> = vec![("content-type", JSON)];
@@ -105,6 +115,7 @@ impl Exchange {
             responder,
             mut record,
             headers: own,
+            ..
         } = self;
         record.status = status;
         let mut all = headers.to_vec();
@@ -128,6 +139,7 @@ impl Exchange {
             Ok(writer) => Some(Stream {
                 writer,
                 record: self.record,
+                overload_status: self.overload_status,
             }),
             Err(_) => {
                 gone(&mut self.record);
@@ -149,6 +161,7 @@ pub struct Stream {
     writer: EventWriter,
     /// For the log.
     pub record: AccessRecord,
+    overload_status: u16,
 }
 
 impl Stream {
@@ -168,12 +181,20 @@ impl Stream {
         }
     }
 
+    /// Whether the client has left.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.writer.is_gone()
+    }
+
+    /// Ends a stream whose client has left; there is nobody to tell.
+    pub fn abandon(mut self) {
+        gone(&mut self.record);
+    }
+
     /// Ends the stream with an error event.
     pub fn fail(mut self, error: &ApiError) {
-        if error.code == ErrorCode::ClientClosedRequest {
-            gone(&mut self.record);
-            return;
-        }
+        let error = error.for_load(self.overload_status);
         self.record.outcome = error.code.row().2;
         let event = sse::event(&error.body());
         if self.writer.send(event.as_bytes()).is_ok() {

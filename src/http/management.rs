@@ -1,4 +1,4 @@
-//! The management plane: health, readiness, metrics for trusted operators, on tiny_http.
+//! The management plane: health, readiness, metrics, live requests for trusted operators, on tiny_http.
 //!
 //! Its two threads share one listener. It binds to loopback unless an admin key is set (`config`
 //! checks that), takes no request bodies, and never touches the data plane's workers, so that it
@@ -8,6 +8,7 @@
 use super::auth::Keys;
 use super::errors::{ApiError, ErrorCode};
 use super::ops::{self, OpsAnswer};
+use super::requests;
 use super::router::{Route, route};
 use super::state::ServerState;
 use crate::request::RequestId;
@@ -100,7 +101,7 @@ fn answer(request: tiny_http::Request, keys: &Keys, state: &ServerState) {
     };
     let answer = keys
         .check(header("Authorization"), header("X-Api-Key"))
-        .and_then(|()| route(&method, path))
+        .and_then(|_| route(&method, path))
         .and_then(|route| ops_answer(&route, path, state))
         .unwrap_or_else(|error| OpsAnswer::from(&error));
     let mut response = tiny_http::Response::from_data(answer.body)
@@ -129,9 +130,14 @@ fn ops_answer(route: &Route, path: &str, state: &ServerState) -> Result<OpsAnswe
         Route::Health => Ok(ops::health(state)),
         Route::Ready => Ok(ops::ready(state)),
         Route::Metrics => Ok(ops::metrics(state)),
+        Route::Requests => Ok(requests::list(state, None)),
+        Route::Snapshot => Ok(requests::snapshot(state, None)),
+        Route::Cancel(name) => requests::cancel(state, name, None),
         _ => Err(ApiError::new(
             ErrorCode::UnknownUrl,
-            format!("{path} is not on the management plane; it has /health, /ready, /metrics"),
+            format!(
+                "{path} is not on the management plane; it has /health, /ready, /metrics, /v1/requests, /v1/native/snapshot"
+            ),
         )),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Reading order: `data_plane` (a request's way to its route), `router`, `exchange` (one request
 //! and its answer), `errors` (the one table from error to status), `openai/` (chat, completions,
-//! models), `sse`, `ops` (health, readiness, metrics), `auth`, `cors`, `access_log`, `management`,
+//! models), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel), `auth`, `cors`, `access_log`, `management`,
 //! `state` (what both planes know), `wire/` (connections).
 //!
 //! Everything here runs on HTTP workers (`wire` has its poll thread, `management` its own two
@@ -14,9 +14,11 @@ pub mod cors;
 pub mod data_plane;
 pub mod errors;
 pub mod exchange;
+pub mod live;
 pub mod management;
 pub mod openai;
 pub mod ops;
+pub mod requests;
 pub mod router;
 pub mod sse;
 pub mod state;

@@ -24,7 +24,9 @@ pub struct OpsAnswer {
 }
 
 impl OpsAnswer {
-    fn json(status: u16, body: &Value) -> Self {
+    /// A JSON page that nobody keeps.
+    #[must_use]
+    pub fn json(status: u16, body: &Value) -> Self {
         Self {
             status,
             content_type: "application/json",

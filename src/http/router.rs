@@ -17,6 +17,12 @@ pub enum Route {
     Models,
     /// `GET /v1/models/{id}`, decoded
     Model(String),
+    /// `GET /v1/requests`
+    Requests,
+    /// `POST /v1/requests/{id}/cancel`, decoded
+    Cancel(String),
+    /// `GET /v1/native/snapshot`
+    Snapshot,
     /// `GET /health`
     Health,
     /// `GET /ready`
@@ -35,6 +41,9 @@ impl Route {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Models | Self::Model(_) => "models",
+            Self::Requests => "requests",
+            Self::Cancel(_) => "cancel",
+            Self::Snapshot => "snapshot",
             Self::Health => "health",
             Self::Ready => "ready",
             Self::Metrics => "metrics",
@@ -50,7 +59,7 @@ impl Route {
 
     fn allow(&self) -> &'static str {
         match self {
-            Self::Chat | Self::Completions => "POST, OPTIONS",
+            Self::Chat | Self::Completions | Self::Cancel(_) => "POST, OPTIONS",
             _ => "GET, HEAD, OPTIONS",
         }
     }
@@ -59,10 +68,19 @@ impl Route {
 /// Paths that the small worker set of the wire layer answers.
 #[must_use]
 pub fn is_ops_path(path: &str) -> bool {
-    matches!(
+    let is_page = matches!(
         path,
-        "/health" | "/ready" | "/metrics" | "/v1/health" | "/healthz" | "/livez" | "/readyz"
-    )
+        "/health"
+            | "/ready"
+            | "/metrics"
+            | "/v1/health"
+            | "/healthz"
+            | "/livez"
+            | "/readyz"
+            | "/v1/native/snapshot"
+    );
+    // Who wants to cancel must not wait for a worker that streams hold.
+    is_page || path.starts_with("/v1/requests")
 }
 
 /// The route of a request. `path` is the target without its query.
@@ -98,7 +116,14 @@ fn known_path(path: &str) -> Option<Route> {
         "/v1/chat/completions" | "/chat/completions" => Route::Chat,
         "/v1/completions" | "/completions" => Route::Completions,
         "/v1/models" | "/models" => Route::Models,
+        "/v1/requests" => Route::Requests,
+        "/v1/native/snapshot" => Route::Snapshot,
         _ => {
+            if let Some(rest) = path.strip_prefix("/v1/requests/") {
+                return Some(Route::Cancel(percent_decoded(
+                    rest.strip_suffix("/cancel")?,
+                )?));
+            }
             let id = path
                 .strip_prefix("/v1/models/")
                 .or_else(|| path.strip_prefix("/models/"))?;
@@ -136,6 +161,13 @@ mod tests {
             ("GET", "/v1/models", Route::Models),
             ("GET", "/v1/models/a/b", Route::Model("a/b".into())),
             ("GET", "/v1/models/a%2Fb", Route::Model("a/b".into())),
+            ("GET", "/v1/requests", Route::Requests),
+            (
+                "POST",
+                "/v1/requests/a%2Fb/cancel",
+                Route::Cancel("a/b".into()),
+            ),
+            ("GET", "/v1/native/snapshot", Route::Snapshot),
             ("HEAD", "/health", Route::Health),
             ("GET", "/", Route::Root),
         ] {
@@ -152,7 +184,14 @@ mod tests {
             (error.status(), error.allow),
             (405, Some("GET, HEAD, OPTIONS"))
         );
-        for path in ["/v2", "/v1/models/%zz", "/v1/models/%ff", ""] {
+        for path in [
+            "/v2",
+            "/v1/requests/x",
+            "/v1/requests/%zz/cancel",
+            "/v1/models/%zz",
+            "/v1/models/%ff",
+            "",
+        ] {
             assert_eq!(route("GET", path).unwrap_err().status(), 404, "{path}");
         }
     }

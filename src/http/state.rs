@@ -1,9 +1,10 @@
 //! What both planes know about the server: its models, whether it drains, whether it lives.
 //!
-//! Shared by all workers; the only changing state is the drain flag. What is not here: executors
+//! Shared by all workers; its changing state is the drain flag and the list of live requests. What is not here: executors
 //! and engines themselves, which are reached through the `pool`'s handles.
 
 use super::errors::{ApiError, ErrorCode};
+use super::live::LiveRequests;
 use super::wire::{REJECT_STATUSES, WireServer, WireStats};
 use crate::pool::{LoadedModel, LoadingModel, Pool, PoolEntry};
 use std::fmt::Write;
@@ -16,6 +17,7 @@ pub struct ServerState {
     pool: Arc<Pool>,
     stall: Duration,
     draining: AtomicBool,
+    live: LiveRequests,
     /// Weak, because the wire's handler holds this state.
     wire: OnceLock<Weak<WireServer>>,
 }
@@ -34,6 +36,7 @@ impl ServerState {
             pool,
             stall,
             draining: AtomicBool::new(false),
+            live: LiveRequests::default(),
             wire: OnceLock::new(),
         }
     }
@@ -47,6 +50,12 @@ impl ServerState {
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// The generations that clients wait for.
+    #[must_use]
+    pub fn live(&self) -> &LiveRequests {
+        &self.live
     }
 
     /// See `new`.

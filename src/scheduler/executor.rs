@@ -5,7 +5,7 @@
 //! `shutdown` returned nothing runs and every waiter has its end. What is not here: any decision
 //! (`admission`, `replica`) and the loop (`driver`).
 
-use super::admission::{Closed, Demand, Supply};
+use super::admission::{Admission, Closed, Demand, Supply};
 use super::driver;
 use super::estimate::Measured;
 use super::lifecycle::Stamp;
@@ -339,6 +339,30 @@ impl Executor {
         };
         let handle = CancelHandle::new(Arc::clone(&self.core), record);
         TokenStream::new(handle, receiver, text)
+    }
+
+    /// Refuses what no request could pass now: intake is closed, or the queue is full. Cheap, and
+    /// asked before a prompt is rendered and tokenized; it takes no place, so `submit` decides again.
+    ///
+    /// # Errors
+    /// The refusal, which is counted.
+    pub fn preflight(&self) -> Result<(), SubmitError> {
+        let core = &self.core;
+        let smallest = Demand {
+            prompt_tokens: 1,
+            max_tokens: 0,
+            slo_ms: None,
+            slo_ttft_ms: None,
+            loops: None,
+            min_loops: None,
+        };
+        match core.queue.preview(smallest, core.limits, core.clock.now()) {
+            Admission::Admit { .. } => Ok(()),
+            Admission::Refuse(error) => {
+                core.metrics.rejected(error.reason());
+                Err(error)
+            }
+        }
     }
 
     /// Requests that an idle executor takes at once for certain: as many as may wait (one when

@@ -232,6 +232,11 @@ impl Queue {
         Ok(())
     }
 
+    /// What `admit` would say now to this demand. Takes no place.
+    pub(crate) fn preview(&self, demand: Demand, supply: Supply, now: Instant) -> Admission {
+        admission::decide(demand, self.state.lock().supply(supply, now))
+    }
+
     /// Takes a waiting request out; the caller must settle it.
     pub(crate) fn remove(&self, key: QueueKey) -> Option<Arc<Record>> {
         self.state.lock().take(key)

@@ -25,7 +25,7 @@ impl Engine {
     pub fn submit(&mut self, mut job: Job) {
         let state = &mut self.state;
         if let Some(reason) = state.limits.refusal(&job.request, &self.model.plan) {
-            let refused = GenerationEvent::Failed(RequestError::Fault(reason));
+            let refused = GenerationEvent::Failed(RequestError::Invalid(reason));
             let _ = job.sink.emit(refused);
             return;
         }

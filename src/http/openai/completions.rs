@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 const PROMPTS_MAX: usize = 256;
 /// OpenAI's default, which its clients rely on.
 const MAX_TOKENS_DEFAULT: u32 = 16;
-/// Most alternatives per token; OpenAI stops at 5, evaluation tools ask for more.
-const LOGPROBS_MAX: i64 = 20;
+/// Most alternatives per token, as in OpenAI's contract.
+const LOGPROBS_MAX: i64 = 5;
 
 /// One prompt as it was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,7 +217,7 @@ mod tests {
                 json!({"prompt": "a", "stream": true, "best_of": 2}),
                 "best_of",
             ),
-            (json!({"prompt": "a", "logprobs": 21}), "logprobs"),
+            (json!({"prompt": "a", "logprobs": 6}), "logprobs"),
             (json!({"prompt": "a", "echo": "x"}), "echo"),
         ];
         for (body, param) in cases {

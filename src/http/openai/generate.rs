@@ -14,13 +14,15 @@ use super::fields::{Fields, parse_object};
 use super::growing::{ChoicePlan, GrowingAnswer};
 use super::jobs::{Jobs, Wait};
 use super::sampling::{CommonOptions, check_context};
+use super::schedule::Schedule;
 use crate::http::access_log::AccessRecord;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::{Exchange, Stream};
 use crate::http::sse;
 use crate::http::state::ServerState;
+use crate::http::wire::Request;
 use crate::pool::LoadedModel;
-use crate::request::{GenerationRequest, RequestId, TokenId};
+use crate::request::{GenerationRequest, RequestError, RequestId, TokenId};
 use crate::scheduler::SubmitOptions;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use std::sync::Arc;
@@ -33,34 +35,76 @@ const ENCODE: EncodeOptions = EncodeOptions {
     parse_special: true,
 };
 
+/// One request for a generation, and what the server knows about it.
+pub struct Call<'a> {
+    /// The models and the live requests.
+    pub state: &'a ServerState,
+    /// How often a silent stream shows a sign of life.
+    pub ping: Duration,
+    /// As it came.
+    pub request: &'a Request,
+    /// Who asks, when keys are asked for.
+    pub client: Option<Arc<str>>,
+}
+
 /// What a request has become: an answer to grow and the jobs that feed it.
 struct Work {
     model: Arc<LoadedModel>,
     answer: GrowingAnswer,
+    /// At least one; the first has the answer's id.
     jobs: Vec<GenerationRequest>,
-    options: SubmitOptions,
+    /// Identity of the answer, in headers and for the cancel route.
+    id: RequestId,
     /// Tokens of all prompts, each counted once.
     prompt_tokens: u64,
-    stream: bool,
+    options: SubmitOptions,
     /// Choices returned per prompt.
     n_per_prompt: usize,
 }
 
 /// `POST /v1/chat/completions`
-pub fn chat(state: &ServerState, ping: Duration, body: &[u8], exchange: Exchange) {
-    run(prepare_chat(state, body), ping, exchange);
+pub fn chat(call: &Call<'_>, exchange: Exchange) {
+    run(prepare_chat(call), call, exchange);
 }
 
 /// `POST /v1/completions`
-pub fn completions(state: &ServerState, ping: Duration, body: &[u8], exchange: Exchange) {
-    run(prepare_completions(state, body), ping, exchange);
+pub fn completions(call: &Call<'_>, exchange: Exchange) {
+    run(prepare_completions(call), call, exchange);
 }
 
-fn prepare_chat(state: &ServerState, body: &[u8]) -> Result<Work, ApiError> {
-    let body = parse_object(body)?;
-    let model = state.resolve(Fields::new(&body).string("model")?)?;
+impl Call<'_> {
+    /// The model that the body names, unless it could take nothing now: that is said before anything
+    /// is rendered or tokenized.
+    fn model(&self, fields: &Fields<'_>) -> Result<Arc<LoadedModel>, ApiError> {
+        let model = self.state.resolve(fields.string("model")?)?;
+        model.executor.preflight()?;
+        Ok(model)
+    }
+
+    fn options(
+        &self,
+        fields: &Fields<'_>,
+        common: &CommonOptions,
+    ) -> Result<SubmitOptions, ApiError> {
+        let schedule = Schedule::parse(fields, |name| self.request.all(name).collect())?;
+        Ok(SubmitOptions {
+            priority: schedule.priority,
+            slo_ms: schedule.slo_ms,
+            slo_ttft_ms: schedule.slo_ttft_ms,
+            client: self.client.clone(),
+            streaming: common.stream,
+            skip_special_tokens: common.skip_special,
+            ..SubmitOptions::default()
+        })
+    }
+}
+
+fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
+    let body = parse_object(call.request.body())?;
+    let model = call.model(&Fields::new(&body))?;
     let tokenizer = tokenizer_of(&model)?;
     let request = ChatRequest::parse(&body, tokenizer.vocab_size())?;
+    let options = call.options(&Fields::new(&body), &request.common)?;
     let prompt = chat_prompt(&model, &tokenizer, &request)?;
     let context = model.context_length;
     let room = context.saturating_sub(prompt.len() as u32);
@@ -95,8 +139,8 @@ fn prepare_chat(state: &ServerState, body: &[u8]) -> Result<Work, ApiError> {
             request.logprobs.is_some(),
             common.skip_special,
         ),
-        options: submit_options(common),
-        stream: common.stream,
+        id,
+        options,
         n_per_prompt: common.n as usize,
         model,
     })
@@ -109,15 +153,6 @@ fn tokenizer_of(model: &LoadedModel) -> Result<Arc<Tokenizer>, ApiError> {
         .tokenizer
         .clone()
         .ok_or_else(|| ApiError::new(ErrorCode::NotImplemented, why))
-}
-
-fn submit_options(common: &CommonOptions) -> SubmitOptions {
-    SubmitOptions {
-        priority: common.priority,
-        streaming: common.stream,
-        skip_special_tokens: common.skip_special,
-        ..SubmitOptions::default()
-    }
 }
 
 /// The answer and its first job share an id, so that the log and cancel routes find it.
@@ -162,11 +197,12 @@ fn non_empty(tokens: Vec<TokenId>, param: &str) -> Result<Arc<[TokenId]>, ApiErr
     Ok(tokens.into())
 }
 
-fn prepare_completions(state: &ServerState, body: &[u8]) -> Result<Work, ApiError> {
-    let body = parse_object(body)?;
-    let model = state.resolve(Fields::new(&body).string("model")?)?;
+fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
+    let body = parse_object(call.request.body())?;
+    let model = call.model(&Fields::new(&body))?;
     let tokenizer = tokenizer_of(&model)?;
     let request = CompletionRequest::parse(&body, tokenizer.vocab_size())?;
+    let options = call.options(&Fields::new(&body), &request.common)?;
     let id = RequestId::generate();
     let common = &request.common;
     let meta = AnswerMeta::completion(
@@ -204,8 +240,8 @@ fn prepare_completions(state: &ServerState, body: &[u8]) -> Result<Work, ApiErro
             request.logprobs.is_some(),
             common.skip_special,
         ),
-        options: submit_options(common),
-        stream: common.stream,
+        id,
+        options,
         n_per_prompt: common.n as usize,
         model,
     })
@@ -258,21 +294,26 @@ fn completion_job(
 }
 
 /// Submits and answers.
-fn run(work: Result<Work, ApiError>, ping: Duration, mut exchange: Exchange) {
+fn run(work: Result<Work, ApiError>, call: &Call<'_>, mut exchange: Exchange) {
     let work = match work {
         Ok(work) => work,
         Err(error) => return exchange.error(&error),
     };
     exchange.record.model.clone_from(&work.model.name);
-    exchange.record.stream = work.stream;
+    exchange.record.stream = work.options.streaming;
     exchange.record.prompt_tokens = work.prompt_tokens;
+    let streaming = work.options.streaming;
     let jobs = match Jobs::submit(&work.model, work.jobs, work.options) {
         Ok(jobs) => jobs,
         Err(error) => return exchange.error(&error),
     };
+    exchange.add_header("x-tinyloop-request-id", work.id.to_string());
+    let (name, client) = (exchange.record.id.clone(), call.client.clone());
+    let live = call.state.live();
+    let _listed = live.register(work.id, name, client, jobs.cancel_handles());
     exchange.on_hangup(jobs.cancel_hook());
-    if work.stream {
-        stream(work.answer, jobs, ping, exchange);
+    if streaming {
+        stream(work.answer, jobs, call.ping, exchange);
     } else {
         whole(work.answer, jobs, work.n_per_prompt, exchange);
     }
@@ -286,6 +327,10 @@ fn whole(mut answer: GrowingAnswer, mut jobs: Jobs, n_per_prompt: usize, mut exc
                 hand_in_prompt(&mut answer, &jobs, job_idx);
                 answer.keep(job_idx, update);
             }
+            Wait::Cancelled => {
+                note_usage(&mut exchange.record, &jobs);
+                return cancelled(exchange);
+            }
             Wait::Failed(error) => {
                 note_usage(&mut exchange.record, &jobs);
                 return exchange.error(&error);
@@ -296,6 +341,15 @@ fn whole(mut answer: GrowingAnswer, mut jobs: Jobs, n_per_prompt: usize, mut exc
     note_usage(&mut exchange.record, &jobs);
     let body = answer.into_body(n_per_prompt);
     exchange.json(&body);
+}
+
+/// A client that left is not told, but a half-closed one may still listen.
+fn cancelled(exchange: Exchange) {
+    let error = match exchange.is_gone() {
+        true => ApiError::new(ErrorCode::ClientClosedRequest, "the client left"),
+        false => RequestError::Cancelled.into(),
+    };
+    exchange.error(&error);
 }
 
 /// The log-probabilities of an echoed prompt come from the engine, before its first update.
@@ -313,8 +367,10 @@ fn note_usage(record: &mut AccessRecord, jobs: &Jobs) {
 
 fn stream(mut answer: GrowingAnswer, mut jobs: Jobs, ping: Duration, mut exchange: Exchange) {
     let first = jobs.wait(Some(ping));
-    if let Wait::Failed(error) = &first {
-        return exchange.error(error);
+    match &first {
+        Wait::Failed(error) => return exchange.error(error),
+        Wait::Cancelled => return cancelled(exchange),
+        Wait::Update(..) | Wait::Silent => {}
     }
     if matches!(first, Wait::Update(..)) {
         exchange.record.first_token();
@@ -327,7 +383,7 @@ fn stream(mut answer: GrowingAnswer, mut jobs: Jobs, ping: Duration, mut exchang
     note_usage(&mut stream.record, &jobs);
     match end {
         Ok(()) => stream.finish(),
-        Err(StreamEnd::ClientGone) => {}
+        Err(StreamEnd::ClientGone) => stream.abandon(),
         Err(StreamEnd::Failed(error)) => stream.fail(&error),
     }
 }
@@ -362,6 +418,8 @@ fn write_events(
                 }
             }
             Wait::Silent => stream.send(sse::PING)?,
+            Wait::Cancelled if stream.is_gone() => return Err(StreamEnd::ClientGone),
+            Wait::Cancelled => return send_cancelled(stream, answer),
             Wait::Failed(error) => return Err(StreamEnd::Failed(error)),
         }
         if answer.is_complete() {
@@ -370,6 +428,16 @@ fn write_events(
         next = jobs.wait(Some(ping));
     }
     if let Some(chunk) = answer.usage_chunk() {
+        stream.send(&sse::event(&chunk))?;
+    }
+    stream.send(sse::DONE)?;
+    Ok(())
+}
+
+/// Cancelled over the API while the client listens: no error, the choices end where they are.
+fn send_cancelled(stream: &mut Stream, answer: &GrowingAnswer) -> Result<(), StreamEnd> {
+    stream.record.outcome = ErrorCode::Cancelled.row().2;
+    for chunk in answer.cancelled_chunks() {
         stream.send(&sse::event(&chunk))?;
     }
     stream.send(sse::DONE)?;

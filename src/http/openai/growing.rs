@@ -12,6 +12,9 @@ use crate::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::sync::Arc;
 
+/// `finish_reason` of a choice that was cancelled over the API: what there is of it is not an error.
+const CANCELLED: &str = "cancelled";
+
 /// What a job reports.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
@@ -152,6 +155,15 @@ impl GrowingAnswer {
             Step::Finish(reason) => Some(choice.finish_chunk(&self.meta, finish_text(reason))),
         };
         steps.into_iter().filter_map(render).collect()
+    }
+
+    /// For streams: the last chunk of every choice that was cancelled on the way.
+    #[must_use]
+    pub fn cancelled_chunks(&self) -> Vec<Value> {
+        let unfinished = self.jobs.iter().filter(|job| job.finish.is_none());
+        unfinished
+            .map(|job| job.choice.finish_chunk(&self.meta, CANCELLED))
+            .collect()
     }
 
     /// For streams: the chunk that tells the usage, when the client asked for it.

@@ -7,8 +7,8 @@
 use super::growing::Update;
 use crate::http::errors::ApiError;
 use crate::pool::LoadedModel;
-use crate::request::{GenerationRequest, TokenLogprob};
-use crate::scheduler::{StreamEvent, SubmitOptions, TokenStream};
+use crate::request::{GenerationRequest, RequestError, TokenLogprob};
+use crate::scheduler::{CancelHandle, StreamEvent, SubmitOptions, TokenStream};
 use std::time::{Duration, Instant};
 
 /// What waiting brought.
@@ -18,6 +18,8 @@ pub enum Wait {
     Update(usize, Update),
     /// Nothing came within the time.
     Silent,
+    /// A job was cancelled, and with it the answer: by a hang-up or over the API.
+    Cancelled,
     /// A job failed, and so does the answer.
     Failed(ApiError),
 }
@@ -36,18 +38,21 @@ impl Jobs {
     /// served, so that is the request's fault, not an overload.
     pub fn submit(
         model: &LoadedModel,
-        requests: Vec<GenerationRequest>,
+        jobs: Vec<GenerationRequest>,
         options: SubmitOptions,
     ) -> Result<Self, ApiError> {
         let most = model.executor.burst_max();
-        if requests.len() > most {
+        if jobs.len() > most {
             let text = format!(
                 "{} choices (prompts times n) in one request, at most {most} are served",
-                requests.len()
+                jobs.len()
             );
-            return Err(ApiError::invalid("n", text));
+            return Err(ApiError {
+                is_hopeless: true,
+                ..ApiError::invalid("n", text)
+            });
         }
-        let streams = model.executor.submit_many(requests, options)?;
+        let streams = model.executor.submit_many(jobs, options)?;
         Ok(Self {
             ended: vec![false; streams.len()],
             streams,
@@ -56,13 +61,18 @@ impl Jobs {
         })
     }
 
-    /// Cancels all jobs; never blocks, may run on any thread.
-    pub fn cancel_hook(&self) -> impl FnOnce() + Send + 'static {
-        let handles: Vec<_> = self
-            .streams
+    /// One handle per job.
+    #[must_use]
+    pub fn cancel_handles(&self) -> Vec<CancelHandle> {
+        self.streams
             .iter()
             .map(TokenStream::cancel_handle)
-            .collect();
+            .collect()
+    }
+
+    /// Cancels all jobs; never blocks, may run on any thread.
+    pub fn cancel_hook(&self) -> impl FnOnce() + Send + 'static {
+        let handles = self.cancel_handles();
         move || handles.iter().for_each(|handle| handle.cancel())
     }
 
@@ -114,6 +124,7 @@ impl Jobs {
     fn report(&mut self, job_idx: usize, event: StreamEvent) -> Wait {
         match event {
             StreamEvent::TimedOut => Wait::Silent,
+            StreamEvent::Failed(RequestError::Cancelled) => Wait::Cancelled,
             StreamEvent::Failed(error) => Wait::Failed(error.into()),
             StreamEvent::Chunk(chunk) => {
                 self.n_tokens += u64::from(chunk.token_id.is_some());

@@ -14,3 +14,4 @@ pub mod jobs;
 pub mod logprobs;
 pub mod models;
 pub mod sampling;
+pub mod schedule;

@@ -36,8 +36,6 @@ pub struct CommonOptions {
     pub reuse_prefix: bool,
     /// Requests share cached prefixes only within one key.
     pub isolation_key: u64,
-    /// Scheduler direction: higher first.
-    pub priority: i32,
 }
 
 impl CommonOptions {
@@ -57,7 +55,6 @@ impl CommonOptions {
             skip_special: fields.flag("skip_special_tokens", true)?,
             reuse_prefix: fields.flag("cache_prompt", true)?,
             isolation_key: isolation_key(fields.string("cache_salt")?),
-            priority: priority(fields)?,
         })
     }
 
@@ -240,12 +237,6 @@ fn isolation_key(salt: Option<&str>) -> u64 {
     })
 }
 
-/// Higher runs sooner, 0 is ordinary: the scheduler's direction, not vLLM's.
-fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
-    let value = fields.integer("priority", -100..=100)?;
-    Ok(value.map_or(0, |value| value as i32))
-}
-
 /// Parameters that are refused unless their value asks for nothing: (name, value is harmless, why).
 type Refusal = (&'static str, fn(&Value) -> bool, &'static str);
 
@@ -308,6 +299,7 @@ const REFUSALS: &[Refusal] = &[
         never,
         "use 'echo' with 'logprobs' on /v1/completions",
     ),
+    ("return_token_ids", is_off, "token ids are not returned"),
     ("lora", is_empty, "adapters are not built"),
     (
         "chat_template",
@@ -375,11 +367,14 @@ pub fn check_context(
         "this model's maximum context length is {context_length} tokens; the request asks for \
          {wanted} ({prompt_tokens} in the prompt, {max_tokens} for the completion)"
     );
-    Err(ApiError::param(
-        ErrorCode::ContextLengthExceeded,
-        param,
-        message,
-    ))
+    Err(ApiError {
+        numbers: vec![
+            ("prompt_tokens", prompt_tokens as f64),
+            ("max_tokens", f64::from(max_tokens)),
+            ("context_length", f64::from(context_length)),
+        ],
+        ..ApiError::param(ErrorCode::ContextLengthExceeded, param, message)
+    })
 }
 
 #[cfg(test)]
@@ -406,7 +401,7 @@ mod tests {
             "temperature": 0, "top_k": -1, "top_p": 0.5, "min_p": 0.1, "repeat_penalty": 1.1,
             "repeat_last_n": -1, "seed": -7, "logit_bias": {"5": -100}, "stop": "x",
             "stop_token_ids": [3], "ignore_eos": true, "min_tokens": 2, "n": 3, "stream": true,
-            "stream_options": {"include_usage": true}, "priority": 5, "user": "u", "store": true,
+            "stream_options": {"include_usage": true}, "user": "u", "store": true,
         }))
         .expect("all of this is valid");
         assert_eq!(options.sampling.top_k, 0);
@@ -416,7 +411,7 @@ mod tests {
         assert_eq!(options.sampling.logit_bias, [(5, -100.0)]);
         assert_eq!(options.stop.strings, ["x"]);
         assert_eq!(options.stop.token_ids, [3]);
-        assert_eq!((options.n, options.priority), (3, 5));
+        assert_eq!(options.n, 3);
         assert!(options.include_usage);
     }
 
@@ -461,6 +456,7 @@ mod tests {
             json!({"tool_choice": "required"}),
             json!({"response_format": {"type": "json_object"}}),
             json!({"mirostat": 2}),
+            json!({"return_token_ids": true}),
             json!({"grammar": "root ::= \"a\""}),
         ] {
             let error = parse(body.clone()).expect_err(&body.to_string());

@@ -109,10 +109,8 @@ impl Request {
         self.head.capacity() + self.body.capacity() + self.fields.capacity() * field
     }
 
-    pub(super) fn all<'a, 'n>(
-        &'a self,
-        name: &'n str,
-    ) -> impl Iterator<Item = &'a [u8]> + use<'a, 'n> {
+    /// The values of all fields of this name (in any case), in the order of arrival.
+    pub fn all<'a, 'n>(&'a self, name: &'n str) -> impl Iterator<Item = &'a [u8]> + use<'a, 'n> {
         let is_named =
             |field: &Range<usize>| self.bytes(field).eq_ignore_ascii_case(name.as_bytes());
         self.fields
