@@ -73,6 +73,8 @@ struct Gauges {
     configured_target: GaugeVec,
     effective_target: GaugeVec,
     ema_dispatch: GaugeVec,
+    prefix_pool_entries: GaugeVec,
+    prefix_pool_tokens: GaugeVec,
     up: GaugeVec,
 }
 
@@ -138,6 +140,16 @@ impl Gauges {
             ema_dispatch: gauge(
                 "tinyloop_ema_dispatch_seconds",
                 "Moving average of the time from dispatch to completion; 0 before the first.",
+                model,
+            ),
+            prefix_pool_entries: gauge(
+                "tinyloop_prefix_pool_entries",
+                "Registered prefixes.",
+                model,
+            ),
+            prefix_pool_tokens: gauge(
+                "tinyloop_prefix_pool_cached_tokens",
+                "Tokens of the registered prefixes whose KV is kept.",
                 model,
             ),
             up: gauge(
@@ -317,6 +329,9 @@ impl Metrics {
             &gauges.ema_dispatch,
             snapshot.ema_dispatch_ms.unwrap_or(0.0) / 1e3,
         );
+        let pool = &snapshot.prefix_pool;
+        set(&gauges.prefix_pool_entries, pool.entries as f64);
+        set(&gauges.prefix_pool_tokens, pool.total_cached_tokens as f64);
         let alive = snapshot.replicas.iter().any(|replica| replica.status.alive);
         set(&gauges.up, f64::from(u8::from(snapshot.accepting && alive)));
     }

@@ -215,6 +215,8 @@ fn every_family_is_there_in_strict_exposition_format() {
         "kv_cache_usage_ratio",
         "kv_blocks",
         "ema_dispatch_seconds",
+        "prefix_pool_entries",
+        "prefix_pool_cached_tokens",
         "configured_target_inflight",
         "effective_target_inflight",
         "build_info",
