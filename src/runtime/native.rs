@@ -5,7 +5,7 @@
 //! on the thread `engine-NAME`, which [`crate::engine`] owns. What is not here: any decision about
 //! jobs.
 
-use super::{Capability, Runtime, RuntimeStatus};
+use super::{Capability, LoopCost, Runtime, RuntimeStatus};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
@@ -16,6 +16,7 @@ use crate::model::{self, Model, ModelError, ModelSpec, Plan};
 use crate::request::{GenerationRequest, Job, PinError, Prefix, PrefixId, RequestId};
 use crate::tokenizer::Tokenizer;
 use crossbeam_channel::Sender;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -208,6 +209,18 @@ impl Runtime for NativeRuntime {
             time_in_passes: now.time_in_passes,
             step_age: now.step_age,
         }
+    }
+
+    /// In blocks: those of a model have one shape, so their number is what a pass costs. It leaves
+    /// embedding and logits out, which are small beside the blocks of any model worth looping.
+    fn loop_cost(&self) -> Option<LoopCost> {
+        let plan = &self.plan;
+        let n_blocks = |blocks: &Range<u32>| f64::from(blocks.end - blocks.start);
+        (plan.max_loops > 1).then(|| LoopCost {
+            fixed_ms: n_blocks(&plan.prelude) + n_blocks(&plan.coda),
+            per_loop_ms: n_blocks(&plan.core),
+            default_loops: plan.default_loops,
+        })
     }
 
     fn tokenizer(&self) -> Option<Arc<Tokenizer>> {

@@ -280,7 +280,7 @@ impl TokenStream {
             prompt_tokens: record.request.prompt.len() as u32,
             cached_tokens: 0,
             completion_tokens: self.n_tokens,
-            loops: record.request.loops.unwrap_or(1),
+            loops: record.loops.map_or(1, |loops| loops.granted),
         };
         let reason = FinishReason::Stop;
         let ending = Ending::Done { reason, usage };

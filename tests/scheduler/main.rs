@@ -2,13 +2,14 @@
 //!
 //! Most tests step the driver on their own thread (`start_without_thread`, `drive`) under a manual
 //! clock, so that each step is where the test says. `threads` runs real threads; `random` drives
-//! any sequence of operations against a small model.
+//! any sequence of operations against a small model; `native` asks a real one.
 
 mod admission;
 mod cancel;
 mod drain;
 mod lifecycle;
 mod metrics;
+mod native;
 mod order;
 mod preemption;
 mod random;
