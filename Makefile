@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client bench load clean
+.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -38,6 +38,9 @@ test-release: model ## the heavy tests, optimized: the real model, a million ope
 
 test-client: build model ## the official openai Python client against a running server
 	tests/scripts/openai_client.sh $(BIN) $(DEMO)
+
+test-avx512: ## the AVX-512 kernels on an emulated processor (Bochs, Debian's packages)
+	tests/scripts/avx512_emulated.sh
 
 bench: build model ## speed of this build, then ratios against llama-server in the same run
 	tests/scripts/bench.sh $(BIN) $(MODEL)

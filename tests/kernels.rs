@@ -2,7 +2,7 @@
 //! every instruction set that this machine has (and the 16-wide layouts through plain arrays);
 //! and bit equality of batches, chunks and thread counts. Random weights, fixed seeds.
 
-use tinyloop::backend::cpu::{CpuBackend, Path};
+use tinyloop::backend::cpu::{CpuBackend, PATH_VARIABLE, Path};
 use tinyloop::backend::reference::ReferenceBackend;
 use tinyloop::backend::{
     AttendOp, AttentionOutputOp, Backend, EmbedOp, FeedForwardOp, KvPlace, Linear, LogitsOp,
@@ -10,6 +10,10 @@ use tinyloop::backend::{
     SlotId, StateGeometry, TensorData, VectorId,
 };
 use tinyloop::dtype::DType;
+
+#[path = "common/cpu_paths.rs"]
+mod cpu_paths;
+use cpu_paths::{cpu, paths};
 
 /// xorshift64: small, fast, good enough for weights.
 struct Noise(u64);
@@ -115,21 +119,6 @@ fn load_vector(backend: &mut dyn Backend, n: usize, middle: f32, seed: u64) -> V
     backend.load_vector(&values).expect("room")
 }
 
-fn paths() -> Vec<Path> {
-    Path::ALL
-        .into_iter()
-        .filter(|path| path.is_available())
-        .collect()
-}
-
-fn cpu(path: Path, n_threads: usize) -> CpuBackend {
-    CpuBackend::builder()
-        .path(path)
-        .threads(n_threads)
-        .build()
-        .expect("an available path")
-}
-
 /// Root mean square of the difference over that of the wanted values; largest difference likewise.
 fn errors(found: &[f32], wanted: &[f32]) -> (f32, f32) {
     assert_eq!(found.len(), wanted.len());
@@ -233,6 +222,22 @@ fn exact_rows(n_rows: usize, n_in: usize) -> Vec<u8> {
             f32::to_le_bytes(integer / 64.0)
         })
         .collect()
+}
+
+#[test]
+fn without_a_wish_the_fastest_path_of_this_machine_runs() {
+    assert!(
+        std::env::var(PATH_VARIABLE).is_err(),
+        "{PATH_VARIABLE} forces a path"
+    );
+    let fastest = Path::ALL
+        .into_iter()
+        .rfind(|path| path.is_available() && *path != Path::ScalarWide)
+        .expect("scalar is always there");
+    let backend = CpuBackend::new(Some(1)).expect("a path");
+    assert_eq!(backend.name(), format!("cpu {fastest} x1"));
+    // With --nocapture: what the tests of this file stand for.
+    println!("chosen: {fastest}; tested: {:?}", paths());
 }
 
 #[test]

@@ -4,12 +4,14 @@
 use serde_json::Value;
 use std::path::PathBuf;
 use tinyloop::backend::Backend;
-use tinyloop::backend::cpu::{CpuBackend, Path as CpuPath};
 use tinyloop::backend::reference::ReferenceBackend;
 use tinyloop::format::ModelFile;
 use tinyloop::model::architectures::ARCHITECTURES;
 use tinyloop::model::testing::Runner;
 use tinyloop::model::{Model, ModelError, ModelSpec};
+
+#[path = "common/cpu_paths.rs"]
+mod cpu_paths;
 
 /// Fixture and the architecture it is of.
 const FIXTURES: &[(&str, &str)] = &[
@@ -109,11 +111,9 @@ fn every_architecture_computes_what_its_reference_computes() {
 /// random weights do not average out. A wrong pair, window or scale differs by whole units.
 #[test]
 fn the_cpu_backend_computes_nearly_the_same_on_every_path() {
-    for path in CpuPath::ALL.into_iter().filter(|path| path.is_available()) {
+    for path in cpu_paths::paths() {
         for (fixture, _) in FIXTURES {
-            let builder = CpuBackend::builder().threads(2).path(path);
-            let mut backend = builder.build().expect("the path is available");
-            let difference = difference(fixture, &mut backend);
+            let difference = difference(fixture, &mut cpu_paths::cpu(path, 2));
             assert!(
                 difference.position < 0.05,
                 "{fixture} on {path:?}: logits differ, {difference:?}"

@@ -1,8 +1,8 @@
 //! Lanes as AVX-512 registers: 16 wide, with and without VNNI. Stateless; see `lanes/mod.rs`.
 //!
-//! Honest note: these intrinsics were compiled but never executed by their author (the machine had
-//! no AVX-512). The 16-wide layouts and algorithms are tested through `Portable<16>`; the start-up
-//! self-check compares this file with the scalar path and falls back when they disagree.
+//! Honest note: no machine of this project has AVX-512. These intrinsics run in the tests on an
+//! emulated processor (`tests/scripts/avx512_emulated.sh`); their speed was never measured. The
+//! start-up self-check compares this file with the scalar path and falls back when they disagree.
 
 use std::arch::x86_64::*;
 
