@@ -4,10 +4,12 @@
 use serde_json::Value;
 use std::path::PathBuf;
 use tinyloop::backend::Backend;
-use tinyloop::backend::cpu::{CpuBackend, Path as CpuPath};
 use tinyloop::backend::reference::ReferenceBackend;
 use tinyloop::model::testing::Runner;
 use tinyloop::model::{self, Model};
+
+#[path = "common/cpu_paths.rs"]
+mod cpu_paths;
 
 /// Fixture and the architecture it becomes.
 const FIXTURES: &[(&str, &str)] = &[
@@ -91,11 +93,10 @@ fn every_looped_model_computes_what_its_reference_computes_at_every_depth() {
 
 #[test]
 fn the_cpu_backend_computes_nearly_the_same_on_every_path() {
-    for path in CpuPath::ALL.into_iter().filter(|path| path.is_available()) {
+    for path in cpu_paths::paths() {
         for (fixture, _) in FIXTURES {
             for chunk in [48, 1] {
-                let builder = CpuBackend::builder().threads(2).path(path);
-                let mut backend = builder.build().expect("the path is available");
+                let mut backend = cpu_paths::cpu(path, 2);
                 let (position, _) = difference(fixture, &mut backend, chunk);
                 assert!(
                     position < 0.02,

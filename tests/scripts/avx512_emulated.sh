@@ -47,13 +47,15 @@ fi
 executable() { sed -n "s|^ *Executable $1 .*(\(.*\))\$|\1|p" "$work/build.log"; }
 # The kernels as they ship; the unit tests as `make test` has built them already.
 {
-  cargo test --release --test kernels --test model --no-run
+  cargo test --release --test kernels --test model --test model_looped --no-run
   cargo test --lib --no-run
 } 2>&1 | tee "$work/build.log" | grep -v Compiling || true
 lib=$(executable unittests)
 kernels=$(executable tests/kernels.rs)
 models=$(executable tests/model.rs)
-[ -n "$lib" ] && [ -n "$kernels" ] && [ -n "$models" ] || { cat "$work/build.log" >&2; exit 1; }
+looped=$(executable tests/model_looped.rs)
+binaries=("$lib" "$kernels" "$models" "$looped")
+[ -n "$lib" ] && [ -n "$kernels" ] && [ -n "$models" ] && [ -n "$looped" ] || { cat "$work/build.log" >&2; exit 1; }
 
 # --- the disc --------------------------------------------------------------------------------------
 disc=$work/disc
@@ -64,8 +66,8 @@ cp /bin/busybox "$guest/bin/"
 strip -o "$guest/tests/lib" "$lib"
 strip -o "$guest/tests/kernels" "$kernels"
 strip -o "$guest/tests/model" "$models"
+strip -o "$guest/tests/model_looped" "$looped"
 cp -r tests/data/models "$guest$repository/tests/data/"
-binaries=("$lib" "$kernels" "$models")
 memory_mb=512
 score=
 if [ -n "$model" ]; then
@@ -95,6 +97,7 @@ busybox grep -m1 'model name' /proc/cpuinfo
 failed=0
 /tests/lib backend::cpu || failed=1
 /tests/model the_cpu_backend || failed=1
+/tests/model_looped the_cpu_backend || failed=1
 /tests/kernels --nocapture || failed=1
 $score
 echo "guest finished, failed=\$failed"
@@ -162,7 +165,7 @@ grep -q '^guest finished' <<<"$output" || fail "the guest did not finish within 
 grep -q '^guest finished, failed=0' <<<"$output" || fail "a test failed in the guest"
 grep -q 'chosen: avx512vnni; tested: \[Avx512, Avx512Vnni\]' <<<"$output" ||
   fail "the guest did not choose avx512vnni"
-[ "$(grep -c '^test result: ok' <<<"$output")" = 3 ] || fail "not all three test programs ran"
+[ "$(grep -c '^test result: ok' <<<"$output")" = 4 ] || fail "not all four test programs ran"
 if [ -n "$model" ]; then
   echo "score here:"
   target/release/tinyloop score --model "$model" "$text"

@@ -57,9 +57,10 @@
 //! or 512, one thread or many, chunked or whole: the same bits on one path (`tests/kernels.rs`).
 //! Different paths differ in the last bits (fused multiply-add, lane counts of norms).
 //!
-//! # Not executed by the author
-//! The AVX-512 intrinsics: compiled only. Their layouts and algorithms run as `scalar16` everywhere, and a
-//! self-check at start falls back (with a warning) when a path disagrees with the scalar one.
+//! # AVX-512
+//! Executed on an emulated processor only (`tests/scripts/avx512_emulated.sh`), so results are checked and
+//! speed was never measured. Layouts and algorithms also run as `scalar16` everywhere, and a self-check at
+//! start falls back (with a warning) when a path disagrees with the scalar one.
 //!
 //! # Tried without gain
 //! * Panels outside, rows inside (instead of the reverse) within a tile of 64 rows: the same within
