@@ -31,12 +31,17 @@ fi
 
 # --- the guest's kernel: Debian's, unpacked and never installed -----------------------------------
 mkdir -p "$work"
+download_kernel() {
+  local package
+  package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image/ { print $2; exit }')
+  [ -n "$package" ] && (cd "$work/kernel" && apt-get download -qq "$package" 2>/dev/null)
+}
 if [ ! -e "$work/vmlinuz" ]; then
   rm -rf "$work/kernel"
   mkdir -p "$work/kernel"
-  package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image/ { print $2; exit }')
-  [ -n "$package" ] || { echo "apt knows no linux-image-cloud-amd64; run apt-get update" >&2; exit 1; }
-  (cd "$work/kernel" && apt-get download -qq "$package" 2>/dev/null)
+  # A list of packages may be older than the mirror.
+  download_kernel || { [ "$(id -u)" = 0 ] && apt-get update -qq && download_kernel; } ||
+    { echo "apt cannot fetch linux-image-cloud-amd64's kernel; run: sudo apt-get update" >&2; exit 1; }
   dpkg-deb --fsys-tarfile "$work"/kernel/*.deb | tar -x -C "$work/kernel" --wildcards './boot/vmlinuz-*'
   mv "$work"/kernel/boot/vmlinuz-* "$work/vmlinuz"
   rm -rf "$work/kernel"
