@@ -237,7 +237,7 @@ fn without_a_wish_the_fastest_path_of_this_machine_runs() {
     let backend = CpuBackend::new(Some(1)).expect("a path");
     assert_eq!(backend.name(), format!("cpu {fastest} x1"));
     // With --nocapture: what the tests of this file stand for.
-    println!("chosen: {fastest}; tested: {:?}", paths());
+    eprintln!("chosen: {fastest}; tested: {:?}", paths());
 }
 
 #[test]
