@@ -4,6 +4,8 @@
 
 #[path = "wire/abuse.rs"]
 mod abuse;
+#[path = "wire/stuck.rs"]
+mod stuck;
 #[path = "wire/support.rs"]
 mod support;
 

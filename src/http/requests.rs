@@ -64,10 +64,16 @@ pub fn snapshot(state: &ServerState, owner: Owner<'_>) -> OpsAnswer {
         .filter_map(|model| model["requests"].as_array())
         .flatten()
         .collect();
+    let entries: usize = snapshots.iter().map(|one| one.prefix_pool.entries).sum();
+    let cached: u64 = snapshots
+        .iter()
+        .map(|one| one.prefix_pool.total_cached_tokens)
+        .sum();
     let body = json!({
         "queue_depth": queue_depth,
         "in_flight": in_flight,
         "ema_dispatch_ms": ema_dispatch_ms.map(rounded),
+        "prefix_pool": {"entries": entries, "total_cached_tokens": cached},
         "requests": requests,
         "models": per_model,
     });
@@ -98,6 +104,11 @@ fn model_object(
         "queue_depth": snapshot.queue_depth,
         "in_flight": snapshot.in_flight,
         "ema_dispatch_ms": snapshot.ema_dispatch_ms.map(rounded),
+        "prefix_pool": {
+            "entries": snapshot.prefix_pool.entries,
+            "total_cached_tokens": snapshot.prefix_pool.total_cached_tokens,
+        },
+        "preempted": snapshot.n_preempted,
         "configured_target_inflight": snapshot.configured_target_inflight,
         "effective_target_inflight": snapshot.effective_target_inflight,
         "replicas": replicas.collect::<Vec<_>>(),

@@ -5,7 +5,7 @@
 
 use super::errors::{ApiError, ErrorCode};
 use super::live::LiveRequests;
-use super::wire::{REJECT_STATUSES, WireServer, WireStats};
+use super::wire::{REJECT_STATUSES, WireConfig, WireServer, WireStats};
 use crate::pool::{LoadedModel, LoadingModel, Pool, PoolEntry};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,7 +109,7 @@ impl ServerState {
     pub fn metrics_text(&self) -> String {
         let wire = self.wire.get().and_then(Weak::upgrade);
         let lines = wire
-            .map(|wire| wire_lines(wire.stats()))
+            .map(|wire| wire_lines(wire.stats(), wire.config()))
             .unwrap_or_default();
         self.pool.metrics_text(&lines)
     }
@@ -137,33 +137,51 @@ fn loading_message(model: &LoadingModel) -> String {
     )
 }
 
-/// The connection layer's counters as exposition text.
-fn wire_lines(stats: &WireStats) -> String {
+/// The connection layer's counters, gauges and limits as exposition text. Reads atomics only.
+fn wire_lines(stats: &WireStats, config: &WireConfig) -> String {
     let mut text = String::new();
-    let families = [
-        ("connections_accepted_total", "counter", &stats.accepted),
-        ("connections_refused_total", "counter", &stats.refused),
-        ("connections_evicted_total", "counter", &stats.evicted),
-        ("accept_errors_total", "counter", &stats.accept_errors),
-        ("requests_total", "counter", &stats.requests),
-        ("hangups_total", "counter", &stats.hangups),
-        ("requests_purged_total", "counter", &stats.purged),
-        ("handler_panics_total", "counter", &stats.panics),
-        ("answers_aborted_total", "counter", &stats.aborted),
-        ("connections_open", "gauge", &stats.open),
-        ("workers_busy", "gauge", &stats.busy_workers),
-        ("requests_queued", "gauge", &stats.queued),
-        ("request_bytes_held", "gauge", &stats.held_bytes),
-    ];
-    for (name, kind, value) in families {
-        let value = value.load(Ordering::Relaxed);
+    let mut family = |name: &str, kind: &str, help: &str, value: u64| {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "# TYPE tinyloop_http_{name} {kind}\ntinyloop_http_{name} {value}"
+            "# HELP tinyloop_http_{name} {help}\n# TYPE tinyloop_http_{name} {kind}\n\
+             tinyloop_http_{name} {value}"
         );
+    };
+    #[rustfmt::skip]
+    let counted = [
+        ("connections_accepted_total", "counter", "Connections taken from the listeners.", &stats.accepted),
+        ("connections_refused_total", "counter", "Connections told 503 because none could make room.", &stats.refused),
+        ("connections_evicted_total", "counter", "Connections closed to make room for a new one.", &stats.evicted),
+        ("accept_errors_total", "counter", "Failed accepts, out of descriptors and the like.", &stats.accept_errors),
+        ("requests_total", "counter", "Complete requests handed to a worker queue.", &stats.requests),
+        ("hangups_total", "counter", "Clients that left while a handler worked for them.", &stats.hangups),
+        ("requests_purged_total", "counter", "Queued requests dropped because their client had left.", &stats.purged),
+        ("handler_panics_total", "counter", "Panics of handlers; each cost one request.", &stats.panics),
+        ("answers_aborted_total", "counter", "Answers cut because the client did not take them in time.", &stats.aborted),
+        ("connections_open", "gauge", "Open connections.", &stats.open),
+        ("workers_busy", "gauge", "Workers that run a handler now, pages of the ops set included.", &stats.busy_workers),
+        ("requests_queued", "gauge", "Complete requests that wait for a worker.", &stats.queued),
+        ("request_bytes_held", "gauge", "Bytes of unfinished, queued and running requests.", &stats.held_bytes),
+    ];
+    for (name, kind, help, value) in counted {
+        family(name, kind, help, value.load(Ordering::Relaxed));
     }
-    let _ = writeln!(text, "# TYPE tinyloop_http_rejects_total counter");
+    #[rustfmt::skip]
+    let limits = [
+        ("connections_max", "Most open connections.", config.max_connections),
+        ("workers", "Workers for inference; a stream holds one.", config.workers),
+        ("requests_queued_max", "Most requests that may wait for a worker.", config.queue),
+        ("request_bytes_held_max", "Most bytes of unfinished, queued and running requests.", config.memory_budget_bytes),
+    ];
+    for (name, help, value) in limits {
+        family(name, "gauge", help, value as u64);
+    }
+    let _ = writeln!(
+        text,
+        "# HELP tinyloop_http_rejects_total Requests that the connection layer refused by itself.\n\
+         # TYPE tinyloop_http_rejects_total counter"
+    );
     for status in REJECT_STATUSES {
         let count = stats.rejected(status);
         let _ = writeln!(
@@ -180,12 +198,25 @@ mod tests {
 
     #[test]
     fn wire_counters_are_valid_exposition_lines() {
-        let text = wire_lines(&WireStats::default());
+        let text = wire_lines(&WireStats::default(), &WireConfig::default());
         assert!(text.contains("\ntinyloop_http_requests_total 0\n"));
+        assert!(text.contains("\ntinyloop_http_connections_max 4096\n"));
         assert!(text.contains("tinyloop_http_rejects_total{status=\"413\"} 0\n"));
-        assert!(
-            text.lines()
-                .all(|line| line.starts_with("# TYPE ") || line.split(' ').count() == 2)
-        );
+        // Every family: help, kind, then its samples, each a name and a value.
+        let mut family = "";
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words.as_slice() {
+                ["#", "HELP", name, ..] => family = name,
+                ["#", "TYPE", name, "counter" | "gauge"] => assert_eq!(*name, family),
+                [name, value] => {
+                    assert!(
+                        name.starts_with(family) && value.parse::<u64>().is_ok(),
+                        "{line}"
+                    );
+                }
+                _ => panic!("{line}"),
+            }
+        }
     }
 }

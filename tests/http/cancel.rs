@@ -170,6 +170,8 @@ fn lists_and_the_snapshot_show_states_and_no_text() {
         );
         assert_eq!(snapshot["ema_dispatch_ms"], Value::Null);
         assert_eq!(snapshot["requests"].as_array().map(Vec::len), Some(2));
+        let pool = json!({"entries": 0, "total_cached_tokens": 0});
+        assert_eq!(snapshot["prefix_pool"], pool);
         assert_eq!(snapshot["models"][0]["model"], "test/model");
         assert_eq!(snapshot["models"][0]["replicas"][0]["in_flight"], 1);
     }

@@ -66,6 +66,11 @@ impl Client {
             .expect("the server reads");
     }
 
+    /// As much of it as the server takes.
+    pub(crate) fn try_send_raw(&mut self, text: &str) {
+        let _ = self.reader.get_mut().write_all(text.as_bytes());
+    }
+
     pub(crate) fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) {
         let mut text = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
         for (name, value) in headers {

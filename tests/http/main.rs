@@ -3,6 +3,7 @@
 //! Every test starts a whole server (wire, routes, executor) on a free port; only the runtime is
 //! a stand-in. Nothing sleeps: tests that need a moment wait for a condition with a deadline.
 
+mod abuse;
 mod admission;
 mod cancel;
 mod client;

@@ -29,14 +29,55 @@ fn post(fields: &str, body: &str) -> Vec<u8> {
 
 #[test]
 fn a_burst_of_connections_is_answered() {
+    let harness = start(WireConfig {
+        queue: 256,
+        ..config()
+    });
+    for n_clients in [8, 64, 256] {
+        let mut clients: Vec<Client> = (0..n_clients).map(|_| harness.connect()).collect();
+        for client in &mut clients {
+            client.ask("/hello");
+        }
+        for client in &mut clients {
+            assert_eq!(client.response().status, 200);
+        }
+    }
+}
+
+#[test]
+fn a_head_in_single_bytes_ends_at_the_limit() {
     let harness = start(config());
-    let mut clients: Vec<Client> = (0..64).map(|_| harness.connect()).collect();
-    for client in &mut clients {
-        client.ask("/hello");
+    let mut client = harness.connect();
+    client.send("GET /hello HTTP/1.1\r\nHost: t\r\nX: ");
+    for _ in 0..33 << 10 {
+        // The server closes when it has seen enough.
+        if client.socket.write_all(b"x").is_err() {
+            break;
+        }
     }
-    for client in &mut clients {
-        assert_eq!(client.response().status, 200);
+    assert_eq!(client.response().status, 431);
+    harness.assert_healthy();
+}
+
+#[test]
+fn a_pipelining_flood_that_reads_nothing_is_cut() {
+    let harness = start(WireConfig {
+        write_timeout: Duration::from_secs(1),
+        min_bytes_per_second: 0,
+        ..config()
+    });
+    let mut client = harness.connect();
+    let requests = "GET /hello HTTP/1.1\r\nHost: t\r\n\r\n".repeat(1000);
+    let mut sent = 0;
+    // Kernel buffers take some of it; then the answers have no room and the write deadline passes.
+    while client.socket.write_all(requests.as_bytes()).is_ok() {
+        sent += requests.len();
+        assert!(sent < 256 << 20, "the server swallows everything");
     }
+    wait_for(&harness.stats().aborted, 1);
+    wait_down_to(&harness.stats().open, 0);
+    assert!(harness.stats().held_bytes.load(Relaxed) < 1 << 20);
+    harness.assert_healthy();
 }
 
 #[test]
@@ -87,6 +128,7 @@ fn absurd_lengths_are_refused_at_once() {
     for length in [
         "1048577",
         "10000000000",
+        "40000000000",
         "4611686018427387904",
         "9223372036854775808",
         "999999999999999999999999999999",

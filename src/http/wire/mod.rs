@@ -142,6 +142,12 @@ impl WireServer {
         &self.addresses
     }
 
+    /// Its limits; the connection cap is the one in force.
+    #[must_use]
+    pub fn config(&self) -> &WireConfig {
+        &self.home.config
+    }
+
     /// Counters and gauges.
     #[must_use]
     pub fn stats(&self) -> &WireStats {
