@@ -3,21 +3,26 @@
 //! Pushed to by the poll thread only, popped by the workers. Own code instead of a channel for one
 //! reason: when it is full, requests whose client has left make room (eight clients that send and leave
 //! would otherwise fill a queue of eight and the ninth, alive, would be refused).
+//!
+//! Of the workers that wait the one that went idle last is woken: its stack and its heap are still
+//! in the cache, and those below it sleep on undisturbed.
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::thread::Thread;
 
 /// A bounded first-in-first-out queue that can be closed.
 pub(super) struct Lane<T> {
     /// Protects the queue and its open flag together, so that no pop can miss the close.
     state: Mutex<State<T>>,
-    ready: Condvar,
     capacity: usize,
 }
 
 struct State<T> {
     items: VecDeque<T>,
     open: bool,
+    /// Workers that found nothing, the latest last; each parks until it is taken out of here.
+    idle: Vec<Thread>,
 }
 
 impl<T> Lane<T> {
@@ -25,10 +30,10 @@ impl<T> Lane<T> {
         let state = State {
             items: VecDeque::new(),
             open: true,
+            idle: Vec::new(),
         };
         Lane {
             state: Mutex::new(state),
-            ready: Condvar::new(),
             capacity,
         }
     }
@@ -52,8 +57,11 @@ impl<T> Lane<T> {
             return Err(item);
         }
         state.items.push_back(item);
+        let woken = state.idle.pop();
         drop(state);
-        self.ready.notify_one();
+        if let Some(worker) = woken {
+            worker.unpark();
+        }
         Ok(())
     }
 
@@ -67,7 +75,14 @@ impl<T> Lane<T> {
             if !state.open {
                 return None;
             }
-            self.ready.wait(&mut state);
+            let own = std::thread::current();
+            let id = own.id();
+            state.idle.push(own);
+            drop(state);
+            std::thread::park();
+            state = self.state.lock();
+            // Parking may end without a cause; then it is still in the list.
+            state.idle.retain(|worker| worker.id() != id);
         }
     }
 
@@ -81,8 +96,9 @@ impl<T> Lane<T> {
         let mut state = self.state.lock();
         state.open = false;
         let left = state.items.drain(..).collect();
+        let woken = std::mem::take(&mut state.idle);
         drop(state);
-        self.ready.notify_all();
+        woken.iter().for_each(Thread::unpark);
         left
     }
 }
