@@ -13,8 +13,8 @@
 //!    (`tokenizer`) and builds one [`request::GenerationRequest`].
 //! 3. It submits to the model's [`scheduler::Executor`] (found in the `pool`): `admission`
 //!    decides, purely, whether the request is queued or refused with a reason.
-//! 4. The executor's **driver thread** (`scheduler/driver`) hands the job to the replica with the
-//!    fewest jobs in flight, through the [`runtime::Runtime`] trait.
+//! 4. Whoever has the executor's turn (`scheduler/driver`: that worker, or the **driver thread**)
+//!    hands the job to the replica with the fewest jobs in flight, through the [`runtime::Runtime`] trait.
 //! 5. The replica's **engine thread** (`engine/step`) turns it into a sequence. Each *quantum*
 //!    takes commands, asks `engine/batch` which rows run, asks `model/forward` for one pass of one
 //!    segment over them, samples, commits.

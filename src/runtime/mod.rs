@@ -1,8 +1,8 @@
 //! The adapter between the scheduler and whatever runs jobs: our engine, a child process, a
 //! remote server, a script for tests.
 //!
-//! A runtime is one replica. It is called from the executor's driver thread and must never block
-//! there. What is not here: queueing, priorities, admission (`scheduler`).
+//! A runtime is one replica. It is called by whoever has the executor's turn (`scheduler/driver`),
+//! one thread at a time, and must never block there. What is not here: queueing, priorities, admission (`scheduler`).
 
 pub mod fake;
 pub mod native;

@@ -3,9 +3,20 @@
 //! `dispatch` decides, `queue` keeps the books, this file tells the runtimes. A new policy is a case
 //! of `dispatch::Move` and of `queue::Step`, not a branch in the loop.
 //!
-//! Runs on the executor's `driver-MODEL` thread (tests step it on their own thread instead). It is
-//! the only place that hands jobs to runtimes and the only one that frees slots. There is no `?`
-//! in it: every error becomes an ending that reaches a waiter.
+//! One thread at a time has the *turn*, and with it the loop: the only place that hands jobs to
+//! runtimes and the only one that frees slots. A caller that submits takes the turn if it is free,
+//! which saves two changes of threads per request; all else is done by the `driver-MODEL` thread:
+//! what comes while another has the turn, what runtimes report, deadlines. (Tests step the loop on
+//! their own thread instead.) There is no `?` in it: every error becomes an ending that reaches a
+//! waiter.
+//!
+//! ```text
+//!   free ── submit: try_lock ─► a caller's turn ── nothing left, or EVENTS_PER_TURN ─► free
+//!    └──── the driver's thread: something was posted ─► its turn ── nothing left ──────┘
+//! ```
+//!
+//! Nothing is missed: who leaves an event and does not get the turn wakes the driver's thread, and
+//! that one waits for the turn.
 
 use super::estimate::Sample;
 use super::executor::Core;
@@ -15,34 +26,118 @@ use super::record::{Ending, Record};
 use super::sink::Sink;
 use crate::request::{Job, RequestError, RequestId};
 use crate::runtime::Runtime;
+use parking_lot::{Mutex, MutexGuard};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The body of the driver thread.
-pub(crate) fn run(core: &Arc<Core>) {
-    let fail_all = FailAllOnPanic(core);
-    loop {
-        match core.queue.next_event(&*core.clock) {
-            Event::Stop => break,
-            event => handle(core, event),
-        }
-        while dispatch_one(core) {}
-    }
-    drop(fail_all);
+/// Most events that a submitting caller handles, its own among them; it has a client to serve.
+const EVENTS_PER_TURN: usize = 32;
+
+/// Who may run the loop.
+pub(crate) struct Turn {
+    /// Held by the thread that runs the loop.
+    lock: Mutex<()>,
+    /// Callers may take it; not in tests that say themselves when the loop runs.
+    is_shared: AtomicBool,
 }
 
-/// Handles what there is and returns: the loop of `run` for threads that must not wait.
-pub(crate) fn run_pending(core: &Arc<Core>) {
-    while let Some(event) = core.queue.try_event(&*core.clock) {
-        handle(core, event);
-        while dispatch_one(core) {}
+thread_local! {
+    /// Address of the executor whose turn this thread has; 0 = none.
+    static TURN_OF: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Turn {
+    /// Free, and not for callers yet.
+    pub(crate) fn new() -> Self {
+        Self {
+            lock: Mutex::new(()),
+            is_shared: AtomicBool::new(false),
+        }
     }
+
+    /// Callers may take it from now on.
+    pub(crate) fn share(&self) {
+        self.is_shared.store(true, Ordering::Release);
+    }
+
+    /// Whether this thread has the turn and will look at the events again before it gives it back.
+    pub(crate) fn is_own(&self) -> bool {
+        TURN_OF.get() == self.address()
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+}
+
+/// Having the turn. A panic while somebody has it must not leave waiters hanging.
+struct HasTurn<'a> {
+    core: &'a Core,
+    _guard: MutexGuard<'a, ()>,
+}
+
+impl<'a> HasTurn<'a> {
+    fn new(core: &'a Core, guard: MutexGuard<'a, ()>) -> Self {
+        TURN_OF.set(core.turn.address());
+        Self {
+            core,
+            _guard: guard,
+        }
+    }
+}
+
+impl Drop for HasTurn<'_> {
+    fn drop(&mut self) {
+        TURN_OF.set(0);
+        if std::thread::panicking() {
+            self.core.fail_all("the scheduler's loop failed");
+        }
+    }
+}
+
+/// The body of the driver's thread.
+pub(crate) fn run(core: &Arc<Core>) {
+    while core.queue.wait_for_event(&*core.clock) {
+        run_pending(core);
+    }
+}
+
+/// Takes the turn when it is free and handles what there is; returns when nothing is left.
+pub(crate) fn run_pending(core: &Arc<Core>) {
+    let _turn = HasTurn::new(core, core.turn.lock.lock());
+    while handle_one(core) {}
+}
+
+/// After a submit: gets it under way, here if the loop is free, else by waking the driver's thread.
+pub(crate) fn submitted(core: &Arc<Core>) {
+    let is_shared = core.turn.is_shared.load(Ordering::Acquire);
+    if is_shared && let Some(guard) = core.turn.lock.try_lock() {
+        let _turn = HasTurn::new(core, guard);
+        for _ in 0..EVENTS_PER_TURN {
+            if !handle_one(core) {
+                return;
+            }
+        }
+    }
+    core.queue.wake();
+}
+
+/// False when there is no event.
+fn handle_one(core: &Arc<Core>) -> bool {
+    let Some(event) = core.queue.try_event(&*core.clock) else {
+        return false;
+    };
+    handle(core, event);
+    while dispatch_one(core) {}
+    true
 }
 
 fn handle(core: &Arc<Core>, event: Event) {
     match event {
-        Event::Submitted | Event::Stop => {}
+        Event::Submitted => {}
         Event::Ended { number, ending } => ended(core, number, &ending),
         Event::Cancel { number, ending } => cancel_running(core, number, &ending),
         Event::Expired(record) => {
@@ -117,16 +212,5 @@ fn tell(core: &Core, job: &Running, what: &str, call: impl FnOnce(&dyn Runtime, 
     let id = job.record.request.id;
     if catch_unwind(AssertUnwindSafe(|| call(runtime, id))).is_err() {
         tracing::error!(model = %core.model, %id, "a runtime panicked in {what}");
-    }
-}
-
-/// A bug in the loop itself must not leave waiters hanging.
-struct FailAllOnPanic<'a>(&'a Core);
-
-impl Drop for FailAllOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.fail_all("the scheduler's driver thread failed");
-        }
     }
 }

@@ -6,7 +6,7 @@
 //! (`admission`, `replica`) and the loop (`driver`).
 
 use super::admission::{Admission, Closed, Demand, Supply};
-use super::driver;
+use super::driver::{self, Turn};
 use super::estimate::Measured;
 use super::lifecycle::Stamp;
 use super::mailbox::{Receiver, Sender, mailbox, single};
@@ -70,6 +70,7 @@ pub(crate) struct Core {
     pub(crate) metrics: ModelMetrics,
     pub(crate) config: ExecutorConfig,
     pub(crate) prefix_pool: PrefixPool,
+    pub(crate) turn: Turn,
     /// What admission knows without the queue.
     limits: Supply,
     tokenizer: Option<Arc<Tokenizer>>,
@@ -184,6 +185,7 @@ impl Executor {
             replicas,
             queue,
             prefix_pool: PrefixPool::new(config.prefix_pool_capacity),
+            turn: Turn::new(),
             config,
             tokenizer,
         };
@@ -206,6 +208,7 @@ impl Executor {
             .name(format!("driver-{}", self.core.model))
             .spawn(move || driver::run(&core))?;
         *driver = Some(thread);
+        self.core.turn.share();
         self.core.queue.open();
         Ok(())
     }
@@ -323,6 +326,7 @@ impl Executor {
         for record in group.iter() {
             core.metrics.admitted(record.loops);
         }
+        driver::submitted(core);
         Ok(())
     }
 
@@ -496,7 +500,7 @@ impl Executor {
             replica.runtime.shutdown(); // fails what is left through its sinks
         }
         if let Some(thread) = driver.take() {
-            core.queue.post(Event::Stop);
+            core.queue.stop();
             // A panic of the driver was logged and has failed everyone already.
             let _ = thread.join();
         }

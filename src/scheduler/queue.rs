@@ -67,8 +67,6 @@ pub(crate) enum Event {
     Cancel { number: u64, ending: Ending },
     /// The record's wait became too long; it is out of the queue.
     Expired(Arc<Record>),
-    /// The thread shall end.
-    Stop,
 }
 
 /// A job that a replica has.
@@ -131,6 +129,8 @@ struct State {
     preemptions: u64,
     events: VecDeque<Event>,
     estimates: Estimates,
+    /// The driver's thread shall end.
+    stopped: bool,
 }
 
 /// See the module doc.
@@ -166,6 +166,7 @@ impl Queue {
                 preemptions: 0,
                 events: VecDeque::new(),
                 estimates: Estimates::new(config.ema_alpha),
+                stopped: false,
             }),
             wake: Condvar::new(),
             idle: Condvar::new(),
@@ -228,7 +229,9 @@ impl Queue {
         for record in group.iter() {
             state.put(record);
         }
-        self.wake.notify_one();
+        if group.iter().any(|record| record.deadline.is_some()) {
+            self.wake.notify_one(); // the thread may have to sleep less long
+        }
         Ok(())
     }
 
@@ -245,15 +248,28 @@ impl Queue {
     /// Leaves something for the driver.
     pub(crate) fn post(&self, event: Event) {
         self.state.lock().events.push_back(event);
+        self.wake();
+    }
+
+    /// The same from a thread that has the driver's turn and looks at the events again.
+    pub(crate) fn post_to_self(&self, event: Event) {
+        self.state.lock().events.push_back(event);
+    }
+
+    /// Makes the driver's thread look at the events.
+    pub(crate) fn wake(&self) {
         self.wake.notify_one();
     }
 
-    /// The next event; waits for it.
-    pub(crate) fn next_event(&self, clock: &dyn Clock) -> Event {
+    /// Waits until there is an event, or false: `stop` was called.
+    pub(crate) fn wait_for_event(&self, clock: &dyn Clock) -> bool {
         let mut state = self.state.lock();
         loop {
-            if let Some(event) = state.pop_event(clock.now()) {
-                return event;
+            if state.stopped {
+                return false;
+            }
+            if state.has_event(clock.now()) {
+                return true;
             }
             match state.deadlines.first().copied() {
                 Some((deadline, _)) => {
@@ -262,6 +278,12 @@ impl Queue {
                 None => self.wake.wait(&mut state),
             }
         }
+    }
+
+    /// Ends the driver's thread.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.wake.notify_all();
     }
 
     /// The next event if there is one.
@@ -485,6 +507,11 @@ impl State {
             self.deadlines.remove(&(deadline, key));
         }
         Some(record)
+    }
+
+    fn has_event(&self, now: Instant) -> bool {
+        let is_due = |(deadline, _): &(Instant, QueueKey)| *deadline <= now;
+        !self.events.is_empty() || self.deadlines.first().is_some_and(is_due)
     }
 
     /// Ends before deadlines: a slot that came free in time is used for who waited in time.

@@ -33,7 +33,12 @@ impl Sink {
     fn end(&mut self, ending: Ending) {
         self.ended = true;
         let number = self.record.key.number;
-        self.core.queue.post(Event::Ended { number, ending });
+        let event = Event::Ended { number, ending };
+        // A runtime that answers inside `submit` is called by whoever handles it next.
+        match self.core.turn.is_own() {
+            true => self.core.queue.post_to_self(event),
+            false => self.core.queue.post(event),
+        }
     }
 
     /// Stamps the first token, measures the gaps between the others.
