@@ -46,9 +46,10 @@
 //! | name | how many | owns |
 //! |---|---|---|
 //! | `main` | 1 | start, signals, stop in reverse order |
+//! | `loader` | 1, while models load | nothing: it makes executors and gives them to the pool |
 //! | `http-poll` | 1 | the data plane's listeners and every connection no worker is using |
 //! | `http-worker-N` | `http_workers` | one request at a time; a stream holds its worker |
-//! | `http-ops-N` | 2 | `/health`, `/ready`, `/metrics`, so that they answer when all workers are busy |
+//! | `http-ops-N` | 2 | `/health`, `/ready`, `/metrics`, list and cancel, so that they answer when all workers are busy |
 //! | `management` | a few | the management plane (tiny_http, loopback) |
 //! | `driver-MODEL` | 1 per model | dispatch and completion of that model's queue |
 //! | `engine-MODEL` | 1 per native replica | backend, KV pool, sequences |
