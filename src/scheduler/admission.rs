@@ -227,6 +227,17 @@ fn queue_full(demand: Demand, supply: Supply) -> Option<SubmitError> {
     })
 }
 
+/// Largest group that the queue's limits let through when nobody else is there: a slot each, or as
+/// many as may wait.
+#[must_use]
+pub fn group_max(prompt_tokens: u64, supply: Supply) -> usize {
+    let by_tokens = supply.max_queued_prompt_tokens.map_or(usize::MAX, |most| {
+        usize::try_from(most / prompt_tokens.max(1)).unwrap_or(usize::MAX)
+    });
+    let may_wait = supply.max_queue_depth.min(by_tokens);
+    may_wait.max(supply.capacity as usize)
+}
+
 /// An objective that would be missed.
 struct Miss {
     objective: Objective,

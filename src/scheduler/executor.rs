@@ -5,7 +5,7 @@
 //! `shutdown` returned nothing runs and every waiter has its end. What is not here: any decision
 //! (`admission`, `replica`) and the loop (`driver`).
 
-use super::admission::{Admission, Closed, Demand, Supply};
+use super::admission::{self, Admission, Closed, Demand, Supply};
 use super::driver::{self, Turn};
 use super::estimate::Measured;
 use super::lifecycle::Stamp;
@@ -369,11 +369,11 @@ impl Executor {
         }
     }
 
-    /// Requests that an idle executor takes at once for certain: as many as may wait (one when
-    /// none may wait), since slots may fill later than the queue.
+    /// Most requests of one group that an idle executor takes, with prompts of at most
+    /// `prompt_tokens` each. A larger group can never be served.
     #[must_use]
-    pub fn burst_max(&self) -> usize {
-        self.core.config.max_queue_depth.max(1)
+    pub fn burst_max(&self, prompt_tokens: usize) -> usize {
+        admission::group_max(prompt_tokens as u64, self.core.limits)
     }
 
     /// Cancels a request that waits or runs. False when there is none with this id.

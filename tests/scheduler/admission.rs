@@ -207,6 +207,36 @@ fn a_group_is_taken_whole_or_not_at_all() {
 }
 
 #[test]
+fn the_largest_group_is_what_an_idle_executor_takes() {
+    for (slots, max_queue_depth, max_queued_prompt_tokens, expected) in [
+        (1, 4, None, 4),
+        (1, 0, None, 1),
+        (3, 0, None, 3),
+        (1, 4, Some(8), 2), // three tokens each
+        (3, 4, Some(8), 3), // a slot each
+        (1, 4, Some(0), 1),
+        (1, 4, Some(u64::MAX), 4),
+    ] {
+        let config = ExecutorConfig {
+            max_queue_depth,
+            max_queued_prompt_tokens,
+            ..ExecutorConfig::default()
+        };
+        let bench = Bench::stepped(slots, config);
+        let most = bench.executor.burst_max(3);
+        assert_eq!(most, expected);
+        let many = |n| {
+            let requests = (0..n).map(|_| request(2)).collect();
+            bench
+                .executor
+                .submit_many(requests, SubmitOptions::default())
+        };
+        assert!(many(most + 1).is_err(), "{slots} {max_queue_depth}");
+        assert!(many(most).is_ok(), "{slots} {max_queue_depth}");
+    }
+}
+
+#[test]
 fn a_group_counts_its_own_members_as_waiting() {
     let bench = Bench::stepped(2, ExecutorConfig::default());
     bench.serve_one(10, 100);

@@ -41,7 +41,8 @@ impl Jobs {
         jobs: Vec<GenerationRequest>,
         options: SubmitOptions,
     ) -> Result<Self, ApiError> {
-        let most = model.executor.burst_max();
+        let longest = jobs.iter().map(|job| job.prompt.len()).max();
+        let most = model.executor.burst_max(longest.unwrap_or(0));
         if jobs.len() > most {
             let text = format!(
                 "{} choices (prompts times n) in one request, at most {most} are served",
