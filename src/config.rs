@@ -23,6 +23,8 @@ pub struct ExecutorConfig {
     pub max_queued_prompt_tokens: Option<u64>,
     /// Server-wide latency objective for requests that name none.
     pub default_slo_ms: Option<u64>,
+    /// Who shares computed prompts, registered or found by chance.
+    pub prefix_isolation: PrefixIsolation,
     /// Registered prefixes.
     pub prefix_pool_capacity: usize,
     /// Weight of the newest dispatch latency in its moving average.
@@ -46,6 +48,7 @@ impl Default for ExecutorConfig {
             max_queue_depth: 128,
             max_queued_prompt_tokens: None,
             default_slo_ms: None,
+            prefix_isolation: PrefixIsolation::Key,
             prefix_pool_capacity: 16,
             ema_alpha: 0.2,
             target_inflight: None,
@@ -166,6 +169,17 @@ impl Default for ManagementConfig {
             admin_key: None,
         }
     }
+}
+
+/// Who may reuse the K/V of whose prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PrefixIsolation {
+    /// Each API key its own: nobody can find out by timing what others ask.
+    #[default]
+    Key,
+    /// All clients share.
+    Shared,
 }
 
 /// Shape of the log lines.

@@ -18,7 +18,7 @@ fn new(tokens: Vec<TokenId>) -> NewPrefix {
         loops: None,
         cache_window: 0,
         isolation_key: 0,
-        owner: 0,
+        owner: Some("me".into()),
     }
 }
 
@@ -66,8 +66,11 @@ fn a_prefix_is_pinned_in_every_replica_and_once() {
     };
     assert_eq!(executor.prefix_pool_stats(), stats);
     assert_eq!(executor.snapshot().prefix_pool, stats);
-    assert!(!executor.remove_prefix(info.id, Some(5)), "somebody else's");
-    assert!(executor.remove_prefix(info.id, Some(0)));
+    assert!(
+        !executor.remove_prefix(info.id, Some("you")),
+        "somebody else's"
+    );
+    assert!(executor.remove_prefix(info.id, Some("me")));
     assert!(!executor.remove_prefix(info.id, None));
     assert!(fakes.iter().all(|fake| fake.pins().is_empty()));
 }

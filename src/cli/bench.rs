@@ -2,7 +2,8 @@
 //!
 //! Runs on the main thread; the engine runs on its own. Each test is repeated and the median is
 //! reported with the extremes, since machines are shared and noisy. Prompts are random tokens,
-//! new ones each time, and prefix reuse is off, so no cache flatters. What is not here: HTTP
+//! new ones each time, and prefix reuse is off, so no cache flatters. "Outside passes" is the
+//! engine's own time per step, beside the model's kernels. What is not here: HTTP
 //! (`make load` measures that) and peers (`make bench` sets both side by side).
 
 use super::engine_link::{EventAt, submit};
@@ -59,6 +60,39 @@ struct TestResult {
     tokens_per_second: f64,
     min: f64,
     max: f64,
+    /// Part of the engine's step time spent outside the model's passes: planning, sampling, sending,
+    /// bookkeeping. 0.01 = 1 %.
+    overhead_share: f64,
+    /// The same per step, in microseconds.
+    overhead_us_per_step: f64,
+}
+
+/// Where the engine's time went during a test.
+#[derive(Clone, Copy)]
+struct StepTimes {
+    steps: Duration,
+    passes: Duration,
+    n_steps: u64,
+}
+
+impl StepTimes {
+    fn now(runtime: &NativeRuntime) -> Self {
+        let status = runtime.status();
+        Self {
+            steps: status.time_in_steps,
+            passes: status.time_in_passes,
+            n_steps: status.quanta,
+        }
+    }
+
+    /// `(share, microseconds per step)` outside passes since `before`.
+    fn overhead_since(self, before: Self) -> (f64, f64) {
+        let steps = self.steps.saturating_sub(before.steps).as_secs_f64();
+        let passes = self.passes.saturating_sub(before.passes).as_secs_f64();
+        let outside = (steps - passes).max(0.0);
+        let n_steps = self.n_steps.saturating_sub(before.n_steps).max(1);
+        (outside / steps.max(1e-9), outside * 1e6 / n_steps as f64)
+    }
 }
 
 /// Everything that `--json` prints.
@@ -93,14 +127,15 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
     let load_seconds = start.elapsed().as_secs_f64();
     let mut results = Vec::new();
     if args.n_prompt > 0 {
-        results.push(measure(args, format!("pp{}", args.n_prompt), 1, || {
+        let name = format!("pp{}", args.n_prompt);
+        results.push(measure(&runtime, args, name, 1, || {
             prompt_rate(&runtime, args)
         })?);
     }
     if args.n_generate > 0 {
         for &parallel in &args.parallel {
             let name = format!("tg{}", args.n_generate);
-            results.push(measure(args, name, parallel, || {
+            results.push(measure(&runtime, args, name, parallel, || {
                 generation_rate(&runtime, args, parallel)
             })?);
         }
@@ -118,15 +153,18 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
 
 /// Repeats a test after one unmeasured run.
 fn measure(
+    runtime: &NativeRuntime,
     args: &BenchArgs,
     test: String,
     parallel: u32,
     mut rate: impl FnMut() -> Result<f64, Error>,
 ) -> Result<TestResult, Error> {
     rate()?;
+    let before = StepTimes::now(runtime);
     let mut rates = (0..args.repetitions)
         .map(|_| rate())
         .collect::<Result<Vec<f64>, Error>>()?;
+    let (overhead_share, overhead_us_per_step) = StepTimes::now(runtime).overhead_since(before);
     rates.sort_by(f64::total_cmp);
     Ok(TestResult {
         test,
@@ -135,6 +173,8 @@ fn measure(
         tokens_per_second: rates[rates.len() / 2],
         min: rates[0],
         max: rates[rates.len() - 1],
+        overhead_share,
+        overhead_us_per_step,
     })
 }
 
@@ -220,12 +260,23 @@ fn write_report(args: &BenchArgs, report: &Report) -> Result<(), Error> {
         report.model, report.backend, report.load_seconds
     ))?;
     out.line(&format!("median of {} repetitions\n", report.repetitions))?;
-    out.line("| test     | parallel | depth |     tok/s |       min |       max |")?;
-    out.line("| -------- | -------- | ----- | --------- | --------- | --------- |")?;
+    out.line(
+        "| test     | parallel | depth |     tok/s |       min |       max | outside passes     |",
+    )?;
+    out.line(
+        "| -------- | -------- | ----- | --------- | --------- | --------- | ------------------ |",
+    )?;
     for r in &report.results {
         out.line(&format!(
-            "| {:8} | {:8} | {:5} | {:9.1} | {:9.1} | {:9.1} |",
-            r.test, r.parallel, r.depth, r.tokens_per_second, r.min, r.max
+            "| {:8} | {:8} | {:5} | {:9.1} | {:9.1} | {:9.1} | {:5.2} % {:7.1} us |",
+            r.test,
+            r.parallel,
+            r.depth,
+            r.tokens_per_second,
+            r.min,
+            r.max,
+            r.overhead_share * 100.0,
+            r.overhead_us_per_step
         ))?;
     }
     out.finish()

@@ -82,9 +82,9 @@ pub struct Snapshot {
     pub time_in_passes: Duration,
     /// Sequences preempted.
     pub preemptions: u64,
-    /// Prompt tokens looked up in the prefix cache.
+    /// Prompts looked up in the prefix cache.
     pub prefix_queries: u64,
-    /// Prompt tokens found there.
+    /// Prompts of which a part was found there.
     pub prefix_hits: u64,
     /// Age of the running step; None when idle.
     pub step_age: Option<Duration>,
@@ -217,9 +217,9 @@ impl EngineStats {
         self.preemptions.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn prefix_lookup(&self, n_queried: u64, n_found: u64) {
-        self.prefix_queries.fetch_add(n_queried, Relaxed);
-        self.prefix_hits.fetch_add(n_found, Relaxed);
+    pub(super) fn prefix_lookup(&self, is_hit: bool) {
+        self.prefix_queries.fetch_add(1, Relaxed);
+        self.prefix_hits.fetch_add(u64::from(is_hit), Relaxed);
     }
 }
 

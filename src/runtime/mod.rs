@@ -53,9 +53,9 @@ pub struct RuntimeStatus {
     pub kv_pages_pinned: u32,
     /// Sequences preempted since start.
     pub preemptions: u64,
-    /// Prompt tokens looked up in the prefix cache since start.
+    /// Prompts looked up in the prefix cache since start.
     pub prefix_queries: u64,
-    /// Prompt tokens found there.
+    /// Prompts of which a part was found there.
     pub prefix_hits: u64,
     /// Rows of the latest quantum.
     pub batch_rows: u32,

@@ -31,8 +31,8 @@ pub struct NewPrefix {
     pub cache_window: u32,
     /// As in the requests that shall find it.
     pub isolation_key: u64,
-    /// Who may list and remove it.
-    pub owner: u64,
+    /// Who may list and remove it; None = nobody in particular.
+    pub owner: Option<Arc<str>>,
 }
 
 /// One registered prefix.
@@ -90,7 +90,7 @@ struct Entry {
     /// What is kept: whole blocks, loops resolved.
     prefix: Prefix,
     loops: u32,
-    owner: u64,
+    owner: Option<Arc<str>>,
     state: State,
     hits: u64,
 }
@@ -108,8 +108,9 @@ impl Entry {
         }
     }
 
-    fn is_of(&self, owner: Option<u64>) -> bool {
-        owner.is_none_or(|owner| self.owner == owner)
+    /// None asks for everyone.
+    fn is_of(&self, owner: Option<&str>) -> bool {
+        owner.is_none_or(|owner| self.owner.as_deref() == Some(owner))
     }
 
     fn begins(&self, request: &GenerationRequest, loops: u32) -> bool {
@@ -201,7 +202,7 @@ impl PrefixPool {
             list.entries.push(Entry {
                 prefix: prefix.clone(),
                 loops,
-                owner: new.owner,
+                owner: new.owner.clone(),
                 state: State::Pinning,
                 hits: 0,
             });
@@ -245,14 +246,14 @@ impl PrefixPool {
     }
 
     /// Takes out one entry, or all, of this owner (None = of everyone).
-    pub(crate) fn remove(&self, id: Option<PrefixId>, owner: Option<u64>) -> Vec<PrefixId> {
+    pub(crate) fn remove(&self, id: Option<PrefixId>, owner: Option<&str>) -> Vec<PrefixId> {
         let mut list = self.list.lock();
         let goes = |entry: &Entry| entry.is_of(owner) && id.is_none_or(|id| entry.prefix.id == id);
         let gone = list.entries.extract_if(.., |entry| goes(entry));
         gone.map(|entry| entry.prefix.id).collect()
     }
 
-    pub(crate) fn infos(&self, owner: Option<u64>) -> Vec<PrefixInfo> {
+    pub(crate) fn infos(&self, owner: Option<&str>) -> Vec<PrefixInfo> {
         let list = self.list.lock();
         let of_owner = list.entries.iter().filter(|entry| entry.is_of(owner));
         of_owner.filter_map(Entry::info).collect()
@@ -302,7 +303,7 @@ mod tests {
             loops: None,
             cache_window: 0,
             isolation_key: 0,
-            owner: 0,
+            owner: None,
         }
     }
 
@@ -428,23 +429,25 @@ mod tests {
     #[test]
     fn owners_see_and_remove_their_own() {
         let pool = PrefixPool::new(16);
-        let mine = add(&pool, &new(vec![1; 16])).0;
-        let theirs = NewPrefix {
-            owner: 5,
-            isolation_key: 5,
+        let of = |owner: &str, key| NewPrefix {
+            owner: Some(owner.into()),
+            isolation_key: key,
             ..new(vec![1; 16])
         };
-        let theirs = add(&pool, &theirs).0;
-        assert_eq!(pool.infos(Some(0)).len(), 1);
-        assert_eq!(pool.remove(Some(theirs), Some(0)), []);
-        assert_eq!(pool.remove(None, Some(5)), [theirs]);
+        let nobodys = add(&pool, &new(vec![1; 16])).0;
+        let mine = add(&pool, &of("me", 1)).0;
+        let theirs = add(&pool, &of("they", 2)).0;
+        assert_eq!(pool.infos(Some("me")).len(), 1);
+        assert_eq!(pool.infos(None).len(), 3);
+        assert_eq!(pool.remove(Some(theirs), Some("me")), []);
+        assert_eq!(pool.remove(None, Some("they")), [theirs]);
         let begun = pool.begin(&new(vec![2; 16]), 1).id;
         assert_eq!(
             pool.stats().entries,
-            1,
+            2,
             "what is not pinned yet does not count"
         );
-        assert_eq!(pool.remove(None, None), [mine, begun]);
+        assert_eq!(pool.remove(None, None), [nobodys, mine, begun]);
         assert_eq!(pool.keep(begun, 16), None, "removed meanwhile");
     }
 

@@ -16,6 +16,7 @@ use super::prefix_pool::{NewPrefix, PrefixInfo, PrefixPoolStats};
 use super::record::SubmitOptions;
 use super::refusal::SubmitError;
 use super::ticket::{CancelHandle, Ticket};
+use crate::config::PrefixIsolation;
 use crate::request::{GenerationRequest, PinError, Prefix, PrefixId, RequestError};
 use crate::runtime::PREFIX_BLOCK_TOKENS;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
@@ -104,6 +105,12 @@ impl Executor {
         })
     }
 
+    /// Who shares computed prompts with whom, as configured.
+    #[must_use]
+    pub fn prefix_isolation(&self) -> PrefixIsolation {
+        self.core.config.prefix_isolation
+    }
+
     /// Counts over all registered prefixes.
     #[must_use]
     pub fn prefix_pool_stats(&self) -> PrefixPoolStats {
@@ -112,21 +119,21 @@ impl Executor {
 
     /// The registered prefixes of one owner, or of everyone, oldest first.
     #[must_use]
-    pub fn prefixes(&self, owner: Option<u64>) -> Vec<PrefixInfo> {
+    pub fn prefixes(&self, owner: Option<&str>) -> Vec<PrefixInfo> {
         self.core.prefix_pool.infos(owner)
     }
 
     /// Keeps a prefix no longer, if it belongs to the owner (None = whoever it belongs to). False when
     /// there is none such. Its K/V may still be found by chance, as long as nothing else needs the
     /// pages.
-    pub fn remove_prefix(&self, id: PrefixId, owner: Option<u64>) -> bool {
+    pub fn remove_prefix(&self, id: PrefixId, owner: Option<&str>) -> bool {
         let removed = self.core.prefix_pool.remove(Some(id), owner);
         removed.iter().for_each(|id| self.core.unpin(*id));
         !removed.is_empty()
     }
 
     /// The same for all prefixes of an owner, or of everyone. Returns how many they were.
-    pub fn remove_prefixes(&self, owner: Option<u64>) -> usize {
+    pub fn remove_prefixes(&self, owner: Option<&str>) -> usize {
         let removed = self.core.prefix_pool.remove(None, owner);
         removed.iter().for_each(|id| self.core.unpin(*id));
         removed.len()

@@ -57,7 +57,7 @@ fn a_prompt_alone_warms_the_cache() {
         32
     );
     let figures = engine.stats().snapshot();
-    assert_eq!((figures.prefix_queries, figures.prefix_hits), (80, 32));
+    assert_eq!((figures.prefix_queries, figures.prefix_hits), (2, 1));
 }
 
 fn prefix(id: u128, tokens: Vec<TokenId>) -> Prefix {
@@ -131,7 +131,7 @@ fn a_pinned_prefix_stays_while_others_come_and_go() {
         assert_eq!(answer.try_recv(), Ok(Ok(32)));
         let figures = engine.stats().snapshot();
         assert_eq!((figures.pages_used, figures.pages_pinned), (0, 2));
-        let n_asked = if is_cached { 40 } else { 0 };
+        let n_asked = u64::from(is_cached);
         assert_eq!(
             figures.prefix_queries, n_asked,
             "a pin is no client's lookup"

@@ -257,9 +257,7 @@ impl State {
         if sequence.n_cached.is_none() {
             sequence.n_cached = Some(sequence.n_computed as u32);
             if sequence.may_reuse() && self.limits.prefix_cache {
-                let n_queried = sequence.n_prompt() as u64;
-                self.stats
-                    .prefix_lookup(n_queried, sequence.n_computed as u64);
+                self.stats.prefix_lookup(sequence.n_computed > 0);
             }
         }
     }
