@@ -40,7 +40,7 @@ impl Cors {
         if preflight {
             headers.push((
                 "access-control-allow-methods",
-                "GET, POST, OPTIONS".to_owned(),
+                "GET, POST, DELETE, OPTIONS".to_owned(),
             ));
             // "*" alone does not cover authorization, by the standard.
             headers.push((

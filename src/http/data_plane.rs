@@ -9,6 +9,7 @@ use super::auth::Keys;
 use super::cors::Cors;
 use super::errors::{ApiError, ErrorCode};
 use super::exchange::{Exchange, request_id};
+use super::native::prefixes;
 use super::openai::generate::{self, Call};
 use super::openai::models;
 use super::router::{Route, is_ops_path, route};
@@ -102,6 +103,8 @@ impl DataPlane {
                 Ok(answer) => exchange.ops(&answer),
                 Err(error) => exchange.error(&error),
             },
+            Route::Prefixes => prefixes::all(&call(), exchange),
+            Route::Prefix(id) => prefixes::one(&call(), id, exchange),
             Route::Chat => generate::chat(&call(), exchange),
             Route::Completions => generate::completions(&call(), exchange),
         }

@@ -36,6 +36,8 @@ pub enum ErrorCode {
     ClientClosedRequest,
     Cancelled,
     RequestNotFound,
+    PrefixNotFound,
+    PrefixPoolFull,
     InternalError,
     NotImplemented,
     HttpVersionNotSupported,
@@ -77,6 +79,9 @@ impl ErrorCode {
             // The client asked for it; no SDK repeats a 499.
             Self::Cancelled => (499, "request_cancelled", "cancelled"),
             Self::RequestNotFound => (404, INVALID, "request_not_found"),
+            Self::PrefixNotFound => (404, INVALID, "prefix_not_found"),
+            // Not a 503: waiting does not help, removing does.
+            Self::PrefixPoolFull => (400, INVALID, "prefix_pool_full"),
             Self::InternalError => (500, "server_error", "internal_error"),
             Self::NotImplemented => (501, INVALID, "not_implemented"),
             Self::HttpVersionNotSupported => (505, INVALID, "http_version_not_supported"),

@@ -2,7 +2,7 @@
 //!
 //! Reading order: `data_plane` (a request's way to its route), `router`, `exchange` (one request
 //! and its answer), `errors` (the one table from error to status), `openai/` (chat, completions,
-//! models), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel), `auth`, `cors`, `access_log`, `management`,
+//! models), `native/` (prefixes), `isolation` (who reuses whose prompts), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel), `auth`, `cors`, `access_log`, `management`,
 //! `state` (what both planes know), `wire/` (connections).
 //!
 //! Everything here runs on HTTP workers (`wire` has its poll thread, `management` its own two
@@ -14,8 +14,10 @@ pub mod cors;
 pub mod data_plane;
 pub mod errors;
 pub mod exchange;
+pub mod isolation;
 pub mod live;
 pub mod management;
+pub mod native;
 pub mod openai;
 pub mod ops;
 pub mod requests;

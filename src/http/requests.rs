@@ -95,6 +95,7 @@ fn model_object(
             "kv_pages_total": replica.status.kv_pages_total,
             "kv_pages_used": replica.status.kv_pages_used,
             "kv_pages_cached": replica.status.kv_pages_cached,
+            "kv_pages_pinned": replica.status.kv_pages_pinned,
             "step_age_ms": replica.status.step_age.map(milliseconds),
         })
     });
@@ -104,13 +105,14 @@ fn model_object(
         "queue_depth": snapshot.queue_depth,
         "in_flight": snapshot.in_flight,
         "ema_dispatch_ms": snapshot.ema_dispatch_ms.map(rounded),
-        "prefix_pool": {
-            "entries": snapshot.prefix_pool.entries,
-            "total_cached_tokens": snapshot.prefix_pool.total_cached_tokens,
-        },
         "preempted": snapshot.n_preempted,
         "configured_target_inflight": snapshot.configured_target_inflight,
         "effective_target_inflight": snapshot.effective_target_inflight,
+        "prefix_pool": {
+            "entries": snapshot.prefix_pool.entries,
+            "total_cached_tokens": snapshot.prefix_pool.total_cached_tokens,
+            "hits": snapshot.prefix_pool.hits,
+        },
         "replicas": replicas.collect::<Vec<_>>(),
         "requests": requests_of(state, model, owner),
     })

@@ -23,6 +23,10 @@ pub enum Route {
     Cancel(String),
     /// `GET /v1/native/snapshot`
     Snapshot,
+    /// `POST`, `GET`, `DELETE /v1/native/prefixes`
+    Prefixes,
+    /// `DELETE /v1/native/prefixes/{id}`, decoded
+    Prefix(String),
     /// `GET /health`
     Health,
     /// `GET /ready`
@@ -44,6 +48,7 @@ impl Route {
             Self::Requests => "requests",
             Self::Cancel(_) => "cancel",
             Self::Snapshot => "snapshot",
+            Self::Prefixes | Self::Prefix(_) => "prefixes",
             Self::Health => "health",
             Self::Ready => "ready",
             Self::Metrics => "metrics",
@@ -60,6 +65,8 @@ impl Route {
     fn allow(&self) -> &'static str {
         match self {
             Self::Chat | Self::Completions | Self::Cancel(_) => "POST, OPTIONS",
+            Self::Prefixes => "GET, HEAD, POST, DELETE, OPTIONS",
+            Self::Prefix(_) => "DELETE, OPTIONS",
             _ => "GET, HEAD, OPTIONS",
         }
     }
@@ -118,7 +125,11 @@ fn known_path(path: &str) -> Option<Route> {
         "/v1/models" | "/models" => Route::Models,
         "/v1/requests" => Route::Requests,
         "/v1/native/snapshot" => Route::Snapshot,
+        "/v1/native/prefixes" => Route::Prefixes,
         _ => {
+            if let Some(id) = path.strip_prefix("/v1/native/prefixes/") {
+                return Some(Route::Prefix(percent_decoded(id)?));
+            }
             if let Some(rest) = path.strip_prefix("/v1/requests/") {
                 return Some(Route::Cancel(percent_decoded(
                     rest.strip_suffix("/cancel")?,
@@ -168,6 +179,13 @@ mod tests {
                 Route::Cancel("a/b".into()),
             ),
             ("GET", "/v1/native/snapshot", Route::Snapshot),
+            ("POST", "/v1/native/prefixes", Route::Prefixes),
+            ("DELETE", "/v1/native/prefixes/", Route::Prefixes),
+            (
+                "DELETE",
+                "/v1/native/prefixes/a1",
+                Route::Prefix("a1".into()),
+            ),
             ("HEAD", "/health", Route::Health),
             ("GET", "/", Route::Root),
         ] {

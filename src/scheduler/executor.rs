@@ -86,11 +86,14 @@ impl Core {
 
     /// Ends a request, unless it ended before; counts it.
     pub(crate) fn settle(&self, record: &Record, ending: &Ending) {
+        // Before the waiter learns the end, so that it finds its own hit in the list.
+        if let Ending::Done { usage, .. } = ending
+            && !record.state().is_final()
+        {
+            self.prefix_pool.count_hit(&record.request, *usage);
+        }
         if let Ok(state) = record.settle(ending, self.stamp()) {
             self.metrics.settled(record, &state, ending);
-            if let Ending::Done { usage, .. } = ending {
-                self.prefix_pool.count_hit(&record.request, *usage);
-            }
         }
     }
 

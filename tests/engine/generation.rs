@@ -134,7 +134,7 @@ fn impossible_requests_fail_with_a_reason_and_disturb_nobody() {
         let outcome = submit(&mut engine, &request);
         let failure = outcome.lock().failure.clone();
         assert!(
-            matches!(failure, Some(RequestError::Fault(_))),
+            matches!(failure, Some(RequestError::Invalid(_))),
             "{failure:?}"
         );
     }

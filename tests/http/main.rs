@@ -10,6 +10,7 @@ mod client;
 mod drain;
 mod fake;
 mod loading;
+mod prefixes;
 mod real_engine;
 mod shapes;
 mod streams;

@@ -18,6 +18,7 @@ use super::schedule::Schedule;
 use crate::http::access_log::AccessRecord;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::{Exchange, Stream};
+use crate::http::isolation::isolation_key;
 use crate::http::sse;
 use crate::http::state::ServerState;
 use crate::http::wire::Request;
@@ -30,7 +31,7 @@ use std::time::Duration;
 
 /// Prompts are tokenized the same way everywhere: the model's own BOS rule, special tokens that
 /// are written out count as such.
-const ENCODE: EncodeOptions = EncodeOptions {
+pub const ENCODE: EncodeOptions = EncodeOptions {
     add_special: true,
     parse_special: true,
 };
@@ -75,10 +76,17 @@ pub fn completions(call: &Call<'_>, exchange: Exchange) {
 impl Call<'_> {
     /// The model that the body names, unless it could take nothing now: that is said before anything
     /// is rendered or tokenized.
-    fn model(&self, fields: &Fields<'_>) -> Result<Arc<LoadedModel>, ApiError> {
+    pub fn model(&self, fields: &Fields<'_>) -> Result<Arc<LoadedModel>, ApiError> {
         let model = self.state.resolve(fields.string("model")?)?;
         model.executor.preflight()?;
         Ok(model)
+    }
+
+    /// Who reuses whose blocks depends on the client and on how the model is configured.
+    fn isolate(&self, model: &LoadedModel, common: &mut CommonOptions) {
+        let mode = model.executor.prefix_isolation();
+        let salt = common.cache_salt.as_deref();
+        common.isolation_key = isolation_key(mode, self.client.as_deref(), salt);
     }
 
     fn options(
@@ -103,7 +111,8 @@ fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
     let body = parse_object(call.request.body())?;
     let model = call.model(&Fields::new(&body))?;
     let tokenizer = tokenizer_of(&model)?;
-    let request = ChatRequest::parse(&body, tokenizer.vocab_size())?;
+    let mut request = ChatRequest::parse(&body, tokenizer.vocab_size())?;
+    call.isolate(&model, &mut request.common);
     let options = call.options(&Fields::new(&body), &request.common)?;
     let prompt = chat_prompt(&model, &tokenizer, &request)?;
     let context = model.context_length;
@@ -147,7 +156,7 @@ fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
 }
 
 /// Every model of this server has a vocabulary so far; one that takes text only would not.
-fn tokenizer_of(model: &LoadedModel) -> Result<Arc<Tokenizer>, ApiError> {
+pub fn tokenizer_of(model: &LoadedModel) -> Result<Arc<Tokenizer>, ApiError> {
     let why = "this model takes text only";
     model
         .tokenizer
@@ -163,7 +172,8 @@ fn with_first_id(mut jobs: Vec<GenerationRequest>, id: RequestId) -> Vec<Generat
     jobs
 }
 
-fn chat_prompt(
+/// Rendered and tokenized messages, cut where an answer shall continue the last one.
+pub fn chat_prompt(
     model: &LoadedModel,
     tokenizer: &Tokenizer,
     request: &ChatRequest,
@@ -201,7 +211,8 @@ fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
     let body = parse_object(call.request.body())?;
     let model = call.model(&Fields::new(&body))?;
     let tokenizer = tokenizer_of(&model)?;
-    let request = CompletionRequest::parse(&body, tokenizer.vocab_size())?;
+    let mut request = CompletionRequest::parse(&body, tokenizer.vocab_size())?;
+    call.isolate(&model, &mut request.common);
     let options = call.options(&Fields::new(&body), &request.common)?;
     let id = RequestId::generate();
     let common = &request.common;

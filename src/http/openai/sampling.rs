@@ -8,7 +8,6 @@ use super::fields::{Fields, as_integer, wrong_kind};
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::request::{GenerationRequest, SamplingParams, StopRules, TokenId};
 use serde_json::Value;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Most choices of one prompt.
 pub const CHOICES_MAX: u32 = 128;
@@ -34,7 +33,10 @@ pub struct CommonOptions {
     pub skip_special: bool,
     /// Blocks of earlier requests may be reused.
     pub reuse_prefix: bool,
-    /// Requests share cached prefixes only within one key.
+    /// Keeps cached prefixes apart beyond what the client's key does.
+    pub cache_salt: Option<String>,
+    /// Requests share cached prefixes only within one key. Not in the body: whoever knows client and
+    /// model sets it (`http::isolation`).
     pub isolation_key: u64,
 }
 
@@ -54,7 +56,8 @@ impl CommonOptions {
             include_usage: include_usage(fields, stream)?,
             skip_special: fields.flag("skip_special_tokens", true)?,
             reuse_prefix: fields.flag("cache_prompt", true)?,
-            isolation_key: isolation_key(fields.string("cache_salt")?),
+            cache_salt: fields.string("cache_salt")?.map(str::to_owned),
+            isolation_key: 0,
         })
     }
 
@@ -226,14 +229,6 @@ fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
     include.map_err(|error| ApiError {
         param: Some("stream_options.include_usage".to_owned()),
         ..error
-    })
-}
-
-fn isolation_key(salt: Option<&str>) -> u64 {
-    salt.map_or(0, |salt| {
-        let mut hasher = DefaultHasher::new();
-        salt.hash(&mut hasher);
-        hasher.finish()
     })
 }
 
