@@ -182,6 +182,60 @@ fn a_failed_load_ends_the_process_without_an_address() {
 }
 
 #[test]
+fn while_models_load_the_server_answers_and_a_signal_ends_it() {
+    // Hundreds of models take seconds to load, far longer than the few answers here.
+    let names: Vec<String> = (0..400).map(|index| format!("m{index}")).collect();
+    let mut command = command(&tiny(), &["--model-name", "first"]);
+    for name in &names {
+        command
+            .arg("--model")
+            .arg(tiny())
+            .args(["--model-name", name]);
+    }
+    let mut child = command.spawn().expect("the binary starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+    let address: SocketAddr = loop {
+        let line = lines
+            .next()
+            .expect("it says where it listens")
+            .expect("text");
+        if let Some(start) = line.find("127.0.0.1:") {
+            let address =
+                line[start..].split(|c: char| c != ':' && c != '.' && !c.is_ascii_digit());
+            break address
+                .into_iter()
+                .next()
+                .and_then(|text| text.parse().ok())
+                .expect("an address");
+        }
+    };
+    let mut client = Client::connect(address);
+    assert_eq!(client.get("/health").status, 200);
+    let ready = client.get("/ready");
+    assert_eq!(
+        (ready.status, ready.json()["status"].as_str()),
+        (503, Some("loading"))
+    );
+    let body = |model: &str| json!({"model": model, "prompt": "a", "max_tokens": 1});
+    let answer = client.post("/v1/completions", &body("m399"));
+    assert_eq!(
+        (answer.status, answer.json()["error"]["code"].as_str()),
+        (503, Some("model_loading"))
+    );
+    assert_eq!(client.post("/v1/completions", &body("other")).status, 404);
+
+    let drainer = std::thread::spawn(move || lines.for_each(drop)); // or the log would block it
+    let mut server = Serve { child, address };
+    server.signal("TERM");
+    assert_eq!(server.exit().code(), Some(0));
+    let mut out = String::new();
+    let stdout = server.child.stdout.as_mut().expect("piped");
+    stdout.read_to_string(&mut out).expect("text");
+    assert_eq!(out, "", "it never said that it was ready");
+    drainer.join().expect("the log ended");
+}
+
+#[test]
 fn a_signal_to_an_idle_server_ends_it_well() {
     for signal in ["TERM", "INT"] {
         let mut server = Serve::start(&mut command(&tiny(), &[]));
