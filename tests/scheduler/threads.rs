@@ -65,10 +65,10 @@ fn a_million_operations_under_real_threads_keep_the_books() {
         for caller in 0..N_CALLERS {
             let (executor, tally) = (&executor, &tally);
             scope.spawn(move || {
-                let mut number = caller;
+                let mut number = caller * 1_000_003; // each caller meets every kind of end
                 while tally.operations.load(Ordering::Relaxed) < N_OPERATIONS {
                     one_turn(executor, tally, number);
-                    number += N_CALLERS;
+                    number += 1;
                 }
             });
         }
@@ -112,7 +112,8 @@ fn a_million_operations_under_real_threads_keep_the_books() {
         "every stream was ended"
     );
     assert_eq!(refused, seen_refused.into_inner());
-    assert!(done > accepted / 3, "{done} of {accepted}");
+    // Four of 16 are not read to the end, and at most one of 11 comes too late.
+    assert!(done > accepted / 2, "{done} of {accepted}");
     let preempted: u64 = counted("tinyloop_preemptions_total{").values().sum();
     assert!(preempted > 0, "the run should meet preemptions");
 }
