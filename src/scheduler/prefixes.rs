@@ -95,7 +95,7 @@ impl Executor {
                 request.loops = prefix.loops;
                 request.cache_window = prefix.cache_window;
                 request.isolation_key = prefix.isolation_key;
-                Stage::Computing(self.submit(request, options)?)
+                Stage::Computing(Box::new(self.submit(request, options)?))
             }
         };
         Ok(PrefixRegistration {
@@ -143,7 +143,7 @@ impl Executor {
 enum Stage {
     /// Nothing to do.
     Kept(PrefixInfo),
-    Computing(Ticket),
+    Computing(Box<Ticket>),
 }
 
 /// A prefix under way. Dropping it cancels its job.

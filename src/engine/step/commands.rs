@@ -94,7 +94,7 @@ impl Engine {
     pub fn pin(&mut self, prefix: &Prefix, answer: Sender<Result<u32, PinError>>) {
         let answered = match self.try_pin(prefix) {
             Ok(Pinned::Now(n_tokens)) => Ok(n_tokens),
-            Ok(Pinned::Once(request)) => return self.compute_pinned(request, prefix.id, answer),
+            Ok(Pinned::Once(request)) => return self.compute_pinned(*request, prefix.id, answer),
             Err(error) => Err(error),
         };
         self.state.publish();
@@ -144,7 +144,7 @@ impl Engine {
         }
         let n_missing = (blocks.len() - found.len()) * plan.kv_groups(loops);
         kv.check_pin(kv.unpinned_pages(&found) + n_missing)?;
-        Ok(Pinned::Once(request))
+        Ok(Pinned::Once(Box::new(request)))
     }
 
     /// Starts the sequence that computes a prefix.
@@ -174,7 +174,7 @@ enum Pinned {
     /// It was in the cache; so many tokens are kept.
     Now(u32),
     /// Once this is computed.
-    Once(GenerationRequest),
+    Once(Box<GenerationRequest>),
 }
 
 /// The sink of sequences that answer through their pin.
