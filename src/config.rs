@@ -6,6 +6,7 @@
 //! an unknown key is an error with its line and the nearest known key. Flags of the command line
 //! come last and win (`cli::serve`). The running server never writes configuration.
 
+use crate::dtype::DType;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -76,6 +77,59 @@ pub struct EngineConfig {
     pub threads: Option<usize>,
     /// Keep full pages of finished requests for reuse.
     pub prefix_cache: bool,
+    /// Depth: what a looped model loops by default and at most, or which layers of an ordinary
+    /// model loop.
+    pub loops: LoopsConfig,
+    /// Type that float weights are converted to at load; None = kept as stored.
+    pub quantize: Option<QuantizeType>,
+}
+
+/// How a model loops, where it should differ from what its file says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoopsConfig {
+    /// Layers `[first, end)` of an ordinary model that form its core. An experiment: nobody
+    /// trained the model for it.
+    pub layers: Option<[u32; 2]>,
+    /// Loops of requests that ask for none.
+    pub default: Option<u32>,
+    /// Most loops a request may ask for.
+    pub max: Option<u32>,
+}
+
+/// Types that weights can be converted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names are the types' own")]
+pub enum QuantizeType {
+    F16,
+    #[serde(rename = "q8_0")]
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[serde(rename = "q4_0")]
+    #[value(name = "q4_0")]
+    Q4_0,
+    #[serde(rename = "q4_1")]
+    #[value(name = "q4_1")]
+    Q4_1,
+    #[serde(rename = "q4_k")]
+    #[value(name = "q4_k")]
+    Q4K,
+}
+
+impl QuantizeType {
+    /// The element type.
+    #[must_use]
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F16 => DType::F16,
+            Self::Q8_0 => DType::Q8_0,
+            Self::Q4_0 => DType::Q4_0,
+            Self::Q4_1 => DType::Q4_1,
+            Self::Q4K => DType::Q4_K,
+        }
+    }
 }
 
 impl Default for EngineConfig {
@@ -87,6 +141,8 @@ impl Default for EngineConfig {
             kv_tokens: None,
             threads: None,
             prefix_cache: true,
+            loops: LoopsConfig::default(),
+            quantize: None,
         }
     }
 }

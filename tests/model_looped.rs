@@ -5,8 +5,10 @@ use serde_json::Value;
 use std::path::PathBuf;
 use tinyloop::backend::Backend;
 use tinyloop::backend::reference::ReferenceBackend;
+use tinyloop::config::LoopsConfig;
+use tinyloop::format::ModelFile;
 use tinyloop::model::testing::Runner;
-use tinyloop::model::{self, Model};
+use tinyloop::model::{self, LoadOptions, Model, ModelError};
 
 #[path = "common/cpu_paths.rs"]
 mod cpu_paths;
@@ -125,5 +127,104 @@ fn depth_and_segments_come_from_the_file() {
             wanted,
             "{fixture}"
         );
+        let has_gate = model.weights.exit_gate.is_some();
+        assert_eq!(has_gate, *fixture == "ouro", "{fixture}");
     }
+}
+
+fn looping(layers: Option<[u32; 2]>, default: Option<u32>, max: Option<u32>) -> LoadOptions {
+    let loops = LoopsConfig {
+        layers,
+        default,
+        max,
+    };
+    LoadOptions {
+        loops,
+        ..LoadOptions::default()
+    }
+}
+
+fn ordinary(options: &LoadOptions) -> Result<(Model, ReferenceBackend), ModelError> {
+    let file = ModelFile::open_gguf(&path("../tiny_llama.gguf"))?;
+    let mut backend = ReferenceBackend::new();
+    let model = Model::load_with(&file, options, &mut backend, &mut |_, _| {})?;
+    Ok((model, backend))
+}
+
+fn last_logits(options: &LoadOptions, loops: u32) -> Vec<f32> {
+    let (model, mut backend) = ordinary(options).expect("a sound file");
+    let mut runner = Runner::new(&model, &mut backend, 48, 16).expect("it fits");
+    let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 300).collect();
+    let mut last = Vec::new();
+    let see = |_: usize, logits: &[f32]| last = logits.to_vec();
+    runner
+        .logits(&tokens, loops, |p| p == 39, see)
+        .expect("a valid pass");
+    last
+}
+
+#[test]
+fn layers_of_an_ordinary_model_can_loop() {
+    let plain = last_logits(&LoadOptions::default(), 1);
+    for layers in [[0, 1], [1, 2], [0, 2]] {
+        let options = looping(Some(layers), None, Some(3));
+        let (model, _) = ordinary(&options).expect("a sound file");
+        assert_eq!((model.plan.default_loops, model.plan.max_loops), (1, 3));
+        assert_eq!(model.plan.core, layers[0]..layers[1]);
+        // Once through is the model itself; more is something else.
+        assert_eq!(last_logits(&options, 1), plain, "{layers:?}");
+        assert_ne!(last_logits(&options, 2), plain, "{layers:?}");
+        assert_ne!(
+            last_logits(&options, 3),
+            last_logits(&options, 2),
+            "{layers:?}"
+        );
+    }
+}
+
+#[test]
+fn impossible_depths_are_refused_with_the_range() {
+    let cases: [(LoadOptions, &str); 7] = [
+        (
+            looping(Some([1, 1]), None, Some(2)),
+            "[1, 1]; 0 <= first < end <= 2",
+        ),
+        (
+            looping(Some([1, 3]), None, Some(2)),
+            "[1, 3]; 0 <= first < end <= 2",
+        ),
+        (looping(Some([0, 1]), None, None), "needs loops.max"),
+        (looping(Some([0, 1]), None, Some(0)), "loops.max is 0"),
+        (
+            looping(Some([0, 1]), Some(4), Some(3)),
+            "loops is 4; this model runs 1 to 3 loops",
+        ),
+        (
+            looping(None, Some(2), None),
+            "loops is 2; this model runs 1 to 1 loops",
+        ),
+        (
+            looping(None, Some(0), Some(5)),
+            "loops is 0; this model runs 1 to 5 loops",
+        ),
+    ];
+    for (options, part) in cases {
+        let error = ordinary(&options).err().expect("refused").to_string();
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+    let file = model::open(&path("ouro")).expect("a sound directory");
+    let options = looping(Some([0, 1]), None, Some(2));
+    let mut backend = ReferenceBackend::new();
+    let error = Model::load_with(&file, &options, &mut backend, &mut |_, _| {});
+    let error = error.err().expect("refused").to_string();
+    assert!(error.contains("loops by itself"), "{error}");
+    // A looped model's depth can be lowered and raised.
+    let model = Model::load_with(
+        &file,
+        &looping(None, Some(2), Some(9)),
+        &mut backend,
+        &mut |_, _| {},
+    );
+    let plan = model.expect("allowed").plan;
+    assert_eq!((plan.default_loops, plan.max_loops), (2, 9));
 }

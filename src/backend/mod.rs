@@ -29,6 +29,7 @@
 //! What is not here: tokens' meaning, sampling, page allocation, any policy.
 
 pub mod cpu;
+pub mod quantize;
 pub mod reference;
 pub mod state_init;
 

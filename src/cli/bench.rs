@@ -7,6 +7,7 @@
 //! (`make load` measures that) and peers (`make bench` sets both side by side).
 
 use super::engine_link::{EventAt, submit};
+use super::model_args::ModelArgs;
 use super::output::Output;
 use crate::config::EngineConfig;
 use crate::error::Error;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Arguments of `tinyloop bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
-    /// Model file (GGUF).
+    /// Model: a GGUF file, or a directory in Hugging Face layout.
     #[arg(short, long, value_name = "FILE")]
     pub model: PathBuf,
     /// Prompt tokens per sequence in the prompt-processing test; 0 leaves the test out.
@@ -49,6 +50,9 @@ pub struct BenchArgs {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+    /// Depth and weights.
+    #[command(flatten)]
+    pub model_args: ModelArgs,
 }
 
 /// One test: its name like llama-bench's (`pp512`, `tg128`), and tokens per second.
@@ -114,13 +118,14 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
         ));
     }
     let per_sequence = args.depth + args.n_prompt.max(args.n_generate) + 2;
-    let config = EngineConfig {
+    let mut config = EngineConfig {
         context_length: Some(per_sequence),
         max_sequences: most,
         kv_tokens: Some(u64::from(per_sequence + 32) * u64::from(most)),
         threads: args.threads,
         ..EngineConfig::default()
     };
+    args.model_args.apply(&mut config);
     let start = Instant::now();
     let runtime = NativeRuntime::load(&args.model, &config, BackendKind::Cpu, &mut |_, _| {})
         .map_err(|error| Error::other("bench", error))?;

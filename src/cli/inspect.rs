@@ -17,7 +17,7 @@ const CHARS_SHOWN: usize = 100;
 /// Arguments of `tinyloop inspect`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InspectArgs {
-    /// Model file (GGUF).
+    /// Model: a GGUF file, or a directory in Hugging Face layout.
     #[arg(value_name = "FILE")]
     pub model: PathBuf,
     /// Context length to compute the memory for [default: the model's own].

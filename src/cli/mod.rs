@@ -10,8 +10,10 @@ mod engine_link;
 pub mod inspect;
 pub mod load;
 pub mod logging;
+pub mod model_args;
 pub mod output;
 pub mod progress;
+pub mod quantize;
 pub mod run;
 pub mod score;
 pub mod serve;
@@ -47,6 +49,8 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Perplexity and per-token log-probabilities of a text file.
     Score(score::ScoreArgs),
+    /// Convert a model into a (smaller) GGUF file.
+    Quantize(quantize::QuantizeArgs),
     /// Show how a text becomes tokens.
     Tokenize(tokenize::TokenizeArgs),
     /// Show what a model file holds and how much memory it needs.
@@ -66,6 +70,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Score(args) => score::run(args),
+        Command::Quantize(args) => quantize::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Inspect(args) => inspect::run(args),
     }

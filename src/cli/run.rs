@@ -4,6 +4,7 @@
 //! here: a chat loop.
 
 use super::load::load_one;
+use super::model_args::ModelArgs;
 use super::output::{Output, read_text};
 use crate::config::{EngineConfig, ExecutorConfig, ModelConfig, ModelSource};
 use crate::error::Error;
@@ -19,7 +20,7 @@ use std::time::Duration;
 /// Arguments of `tinyloop run`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
-    /// Model file (GGUF).
+    /// Model: a GGUF file, or a directory in Hugging Face layout.
     #[arg(short, long, value_name = "FILE")]
     pub model: PathBuf,
     /// The prompt; read from standard input when absent or "-".
@@ -67,6 +68,9 @@ pub struct RunArgs {
     /// Tell token counts and speed on standard error.
     #[arg(short, long)]
     pub verbose: bool,
+    /// Depth and weights.
+    #[command(flatten)]
+    pub model_args: ModelArgs,
 }
 
 fn in_range(low: f32, high: f32) -> impl Fn(&str) -> Result<f32, String> + Clone + Send + Sync {
@@ -80,17 +84,19 @@ fn in_range(low: f32, high: f32) -> impl Fn(&str) -> Result<f32, String> + Clone
 /// Prints the answer.
 pub fn run(args: &RunArgs) -> Result<(), Error> {
     let text = read_text(args.prompt.as_deref())?;
+    let mut engine = EngineConfig {
+        context_length: args.ctx_size,
+        threads: args.threads,
+        max_sequences: 1,
+        ..EngineConfig::default()
+    };
+    args.model_args.apply(&mut engine);
     let (pool, model) = load_one(&ModelConfig {
         name: super::serve::name_of(&args.model),
         aliases: Vec::new(),
         source: ModelSource::File(args.model.clone()),
         executor: ExecutorConfig::default(),
-        engine: EngineConfig {
-            context_length: args.ctx_size,
-            threads: args.threads,
-            max_sequences: 1,
-            ..EngineConfig::default()
-        },
+        engine,
     })?;
     let prompt = prompt_tokens(args, &model, text)?;
     let request = request(args, &model, prompt)?;

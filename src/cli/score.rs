@@ -7,6 +7,7 @@
 //! window is left out, unless the text is shorter than one window: then all of it is one window.
 
 use super::engine_link::submit;
+use super::model_args::ModelArgs;
 use super::output::Output;
 use crate::config::EngineConfig;
 use crate::error::Error;
@@ -30,7 +31,7 @@ pub enum ScoreBackend {
 /// Arguments of `tinyloop score`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ScoreArgs {
-    /// Model file (GGUF).
+    /// Model: a GGUF file, or a directory in Hugging Face layout.
     #[arg(short, long, value_name = "FILE")]
     pub model: PathBuf,
     /// Text to score, UTF-8.
@@ -48,6 +49,9 @@ pub struct ScoreArgs {
     /// Print one JSON object with every token instead of a summary.
     #[arg(long)]
     pub json: bool,
+    /// Depth and weights.
+    #[command(flatten)]
+    pub model_args: ModelArgs,
 }
 
 /// One scored token.
@@ -79,7 +83,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Error> {
     }
     let text = std::fs::read_to_string(&args.text)
         .map_err(|error| Error::other(&args.text.display().to_string(), error))?;
-    let config = EngineConfig {
+    let mut config = EngineConfig {
         context_length: Some(args.window + 1),
         max_sequences: 1,
         kv_tokens: Some(u64::from(args.window) + 32),
@@ -87,6 +91,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Error> {
         prefix_cache: false,
         ..EngineConfig::default()
     };
+    args.model_args.apply(&mut config);
     let kind = match args.backend {
         ScoreBackend::Cpu => BackendKind::Cpu,
         ScoreBackend::Reference => BackendKind::Reference,

@@ -4,6 +4,7 @@
 //! rest stands in the file. What is not here: what a server is made of (`server`).
 
 use super::load::{announce_all, load_all};
+use super::model_args::ModelArgs;
 use super::output::Output;
 use crate::config::{Config, ConfigError, LogFormat, ModelConfig, ModelSource};
 use crate::error::Error;
@@ -72,6 +73,9 @@ pub struct ServeArgs {
     /// Do not keep the KV of finished requests for reuse.
     #[arg(long)]
     pub no_prefix_cache: bool,
+    /// Depth and weights, of all models.
+    #[command(flatten)]
+    pub model_args: ModelArgs,
     /// Most requests waiting per model; further ones get 503 [default: 128].
     #[arg(long, value_name = "COUNT")]
     pub max_queue_depth: Option<usize>,
@@ -196,6 +200,7 @@ impl ServeArgs {
             engine.threads = self.threads.or(engine.threads);
             engine.kv_tokens = self.kv_tokens.or(engine.kv_tokens);
             engine.prefix_cache &= !self.no_prefix_cache;
+            self.model_args.apply(engine);
             put(&mut engine.max_sequences, self.max_sequences);
             put(&mut engine.max_rows, self.max_rows);
             let executor = &mut model.executor;

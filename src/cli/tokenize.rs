@@ -12,7 +12,7 @@ use std::path::PathBuf;
 /// Arguments of `tinyloop tokenize`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TokenizeArgs {
-    /// Model file (GGUF).
+    /// Model: a GGUF file, or a directory in Hugging Face layout.
     #[arg(short, long, value_name = "FILE")]
     pub model: PathBuf,
     /// The text; read from standard input when absent or "-".

@@ -17,6 +17,7 @@
 
 use super::{ModelError, Plan};
 use crate::backend::StateInit;
+use crate::config::LoopsConfig;
 use crate::format::ModelFile;
 
 /// Most loops that any file or configuration may allow: every loop costs pages per token.
@@ -113,6 +114,46 @@ impl LoopSpec {
             norm,
             output_norm: stem("loop.output_norm")?,
         })
+    }
+
+    /// Changes what a configuration changes; errors say what would be right.
+    pub fn configure(&mut self, config: &LoopsConfig, n_layers: u32) -> Result<(), ModelError> {
+        let refuse = |reason: String| Err(ModelError::Unsupported(reason));
+        if let Some([first, end]) = config.layers {
+            if self.max_loops > 1 || self.injection.is_some() {
+                return refuse(
+                    "loops.layers is for ordinary models; this one loops by itself".to_owned(),
+                );
+            }
+            if first >= end || end > n_layers {
+                return refuse(format!(
+                    "loops.layers is [{first}, {end}]; 0 <= first < end <= {n_layers} must hold"
+                ));
+            }
+            let Some(max) = config.max else {
+                return refuse("loops.layers needs loops.max, the most loops of a request".into());
+            };
+            (self.prelude, self.coda) = (first, n_layers - end);
+            self.max_loops = max;
+        }
+        self.max_loops = config.max.unwrap_or(self.max_loops);
+        if self.max_loops == 0 || self.max_loops > LOOPS_MAX {
+            let max = self.max_loops;
+            return refuse(format!(
+                "loops.max is {max}; it must be within 1..={LOOPS_MAX}"
+            ));
+        }
+        match config.default {
+            Some(loops) if loops == 0 || loops > self.max_loops => {
+                let max = self.max_loops;
+                return refuse(format!(
+                    "loops is {loops}; this model runs 1 to {max} loops"
+                ));
+            }
+            Some(loops) => self.default_loops = loops,
+            None => self.default_loops = self.default_loops.min(self.max_loops),
+        }
+        Ok(())
     }
 
     /// Segments and depth of a model of `n_layers` blocks, more than prelude and coda together.

@@ -13,6 +13,7 @@ pub mod forward;
 mod huggingface;
 pub mod loop_spec;
 pub mod plan;
+pub mod requantize;
 pub mod rope;
 pub mod spec;
 #[doc(hidden)]
@@ -23,6 +24,8 @@ pub use plan::{Plan, Segment, Stage};
 pub use spec::ModelSpec;
 
 use crate::backend::{Backend, BackendError, StateGeometry};
+use crate::config::LoopsConfig;
+use crate::dtype::DType;
 use crate::format::{FormatError, ModelFile};
 
 /// Why a model cannot be loaded.
@@ -62,19 +65,43 @@ pub fn open(path: &std::path::Path) -> Result<ModelFile, ModelError> {
     }
 }
 
+/// What a configuration changes about a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Depth.
+    pub loops: LoopsConfig,
+    /// Type that float weights are converted to.
+    pub quantize: Option<DType>,
+}
+
 /// Progress of a load: bytes done of total.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 impl Model {
-    /// Reads spec and weights; each tensor is handed to the backend once.
+    /// Reads spec and weights as the file has them; each tensor is handed to the backend once.
     pub fn load(
         file: &ModelFile,
         backend: &mut dyn Backend,
         progress: Progress<'_>,
     ) -> Result<Self, ModelError> {
-        let spec = ModelSpec::from_gguf(file)?;
+        Self::load_with(file, &LoadOptions::default(), backend, progress)
+    }
+
+    /// The same with changes.
+    pub fn load_with(
+        file: &ModelFile,
+        options: &LoadOptions,
+        backend: &mut dyn Backend,
+        progress: Progress<'_>,
+    ) -> Result<Self, ModelError> {
+        let mut spec = ModelSpec::from_gguf(file)?;
+        spec.loops.configure(&options.loops, spec.n_layers)?;
         let plan = spec.loops.plan(spec.n_layers);
-        let weights = weights::ModelWeights::load(&spec, &plan, file, backend, progress)?;
+        let source: &dyn weights::TensorSource = match options.quantize {
+            None => file,
+            Some(wanted) => &weights::Requantized { file, wanted },
+        };
+        let weights = weights::ModelWeights::load(&spec, &plan, source, backend, progress)?;
         Ok(Self {
             spec,
             plan,

@@ -9,11 +9,12 @@ use super::architectures::ResidualNorms;
 use super::loop_spec::FINAL_NORM;
 use super::plan::{Plan, Segment};
 use super::spec::ModelSpec;
-use super::{ModelError, Progress};
+use super::{ModelError, Progress, requantize};
 use crate::backend::{
     AttendOp, AttentionOutputOp, Backend, EmbedOp, FeedForwardOp, InjectOp, Linear, LogitsOp,
     MatrixId, NormOp, QkvOp, RopeId, StartLoopsOp, TensorData, VectorId,
 };
+use crate::dtype::DType;
 use crate::format::{FormatError, ModelFile};
 
 /// Ids of all weights, arranged as operations.
@@ -27,6 +28,17 @@ pub struct ModelWeights {
     pub loops: LoopOps,
     /// Final norm and output projection.
     pub logits: LogitsOp,
+    /// Of a model that can say itself when it has looped enough (Ouro). Nothing acts on it yet.
+    pub exit_gate: Option<ExitGate>,
+}
+
+/// `sigmoid(weight · normed state + bias)`: how likely a token is done after a loop.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExitGate {
+    /// (d_model)
+    pub weight: VectorId,
+    /// Added to the product.
+    pub bias: f32,
 }
 
 /// What happens around the blocks; all None in an ordinary model.
@@ -101,6 +113,52 @@ impl TensorSource for ModelFile {
     }
     fn invalid(&self, reason: String) -> FormatError {
         ModelFile::invalid(self, reason)
+    }
+}
+
+/// A file whose float matrices are converted while they are read.
+pub struct Requantized<'f> {
+    /// The file.
+    pub file: &'f ModelFile,
+    /// See [`super::requantize::target`].
+    pub wanted: DType,
+}
+
+impl TensorSource for Requantized<'_> {
+    fn shapes(&self) -> Vec<(String, Vec<u64>)> {
+        TensorSource::shapes(self.file)
+    }
+    fn matrix<'a>(
+        &'a self,
+        name: &str,
+        scratch: &'a mut Vec<u8>,
+    ) -> Result<TensorData<'a>, FormatError> {
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut view = Vec::new();
+        let stored = self.file.read(name, &mut view)?;
+        match requantize::at_load(&stored, self.wanted, n_threads, scratch) {
+            None => self.file.read(name, scratch),
+            Some(dtype) => {
+                let (n_out, n_in) = (stored.n_out, stored.n_in);
+                let info = self.file.tensor(name);
+                Ok(TensorData {
+                    name: info.map_or("", |info| &info.name),
+                    dtype,
+                    n_out,
+                    n_in,
+                    bytes: scratch,
+                })
+            }
+        }
+    }
+    fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError> {
+        self.file.vector(name)
+    }
+    fn done_with(&self, name: &str) {
+        self.file.advise_done(name);
+    }
+    fn invalid(&self, reason: String) -> FormatError {
+        self.file.invalid(reason)
     }
 }
 
@@ -271,8 +329,10 @@ impl ModelWeights {
         let blocks = (0..spec.n_layers)
             .map(|block| loader.block(plan, block, rope))
             .collect::<Result<_, _>>()?;
+        let exit_gate = loader.exit_gate()?;
         let scale = spec.embedding_scale;
         Ok(Self {
+            exit_gate,
             embedding: EmbedOp { table, scale },
             blocks,
             loops,
@@ -294,6 +354,21 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
+    fn exit_gate(&mut self) -> Result<Option<ExitGate>, ModelError> {
+        let (weight, bias) = ("exit_gate.weight", "exit_gate.bias");
+        let Some(weight) = self.optional_vector(weight)? else {
+            return Ok(None);
+        };
+        let bias = match self.present.contains(bias) {
+            true => self.source.vector(bias)?.first().copied(),
+            false => None,
+        };
+        Ok(Some(ExitGate {
+            weight,
+            bias: bias.unwrap_or(0.0),
+        }))
+    }
+
     /// `final_norm` is shared where the spec says so; a norm of a segment without blocks has no
     /// place to run and no tensor.
     fn loops(&mut self, plan: &Plan, final_norm: VectorId) -> Result<LoopOps, ModelError> {

@@ -5,7 +5,7 @@
 //! not here: the registry (`pool`), which models there are (`config`).
 
 use super::{LoadedModel, ModelMeta};
-use crate::config::{FakeConfig, ModelConfig, ModelSource};
+use crate::config::{EngineConfig, FakeConfig, ModelConfig, ModelSource};
 use crate::format::{FormatError, ModelFile};
 use crate::model;
 use crate::runtime::Runtime;
@@ -132,7 +132,7 @@ fn load_file(
         file_bytes: file.file_len(),
         vocab_size: spec.vocab_size,
         trained_context_length: spec.context_length,
-        fingerprint: fingerprint(&file, runtime.backend_name()),
+        fingerprint: fingerprint(&file, &config.engine, runtime.backend_name()),
     };
     Ok(Parts {
         runtime: Arc::new(runtime),
@@ -158,14 +158,15 @@ fn chat_template(file: &ModelFile, tokenizer: &Tokenizer) -> Result<Arc<ChatTemp
         .map_err(|error| format!("the model's chat template is broken: {error}"))
 }
 
-/// FNV-1a over what can change the answer to a seed: version, kernels, shapes and kinds of all
-/// tensors, file length. Not over the weights: reading them all would cost seconds.
-fn fingerprint(file: &ModelFile, backend_name: &str) -> String {
+/// FNV-1a over what can change the answer to a seed: version, kernels, configured depth and types,
+/// shapes and kinds of all tensors, file length. Not over the weights: reading them all would cost seconds.
+fn fingerprint(file: &ModelFile, config: &EngineConfig, backend_name: &str) -> String {
     let mut text = format!(
         "{} {backend_name} {}",
         env!("CARGO_PKG_VERSION"),
         file.file_len()
     );
+    text.push_str(&format!("{:?} {:?}", config.loops, config.quantize));
     for tensor in file.tensors() {
         text.push_str(&format!("{tensor:?}"));
     }

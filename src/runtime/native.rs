@@ -9,10 +9,10 @@ use super::{Capability, LoopCost, Runtime, RuntimeStatus};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, QuantizeType};
 use crate::engine::{Engine, EngineError, EngineHandle, EngineLimits, EngineParts};
 use crate::format::{FormatError, ModelFile};
-use crate::model::{self, Model, ModelError, ModelSpec, Plan};
+use crate::model::{self, LoadOptions, Model, ModelError, ModelSpec, Plan};
 use crate::request::{GenerationRequest, Job, PinError, Prefix, PrefixId, RequestId};
 use crate::tokenizer::Tokenizer;
 use crossbeam_channel::Sender;
@@ -57,7 +57,7 @@ pub struct NativeRuntime {
 }
 
 impl NativeRuntime {
-    /// Loads a GGUF file and starts its engine. `progress` hears bytes done of total, on this thread.
+    /// Loads a GGUF file or a Hugging Face directory and starts its engine. `progress` hears bytes done of total, on this thread.
     ///
     /// # Errors
     /// See [`LoadError`]; nothing is left running.
@@ -87,7 +87,11 @@ impl NativeRuntime {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
         let mut backend = open_backend(kind, config)?;
-        let model = Model::load(file, backend.as_mut(), progress)?;
+        let options = LoadOptions {
+            loops: config.loops,
+            quantize: config.quantize.map(QuantizeType::dtype),
+        };
+        let model = Model::load_with(file, &options, backend.as_mut(), progress)?;
         let (spec, plan) = (model.spec.clone(), model.plan.clone());
         let engine = Engine::new(EngineParts {
             backend,

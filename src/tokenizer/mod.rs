@@ -30,6 +30,12 @@ pub use chat_prompt::ChatPrompt;
 pub use chat_template::{ChatTemplate, TemplateError};
 pub use text_stream::{TextStep, TextStream};
 
+/// The value of `tokenizer.ggml.pre` that stands for these expressions, if there is one.
+#[must_use]
+pub fn pre_tokenizer_name(patterns: &[String], ignore_merges: bool) -> Option<&'static str> {
+    pretokenizers::name_of(patterns, ignore_merges)
+}
+
 /// A vocabulary with its rules. Shared by all threads, immutable.
 pub struct Tokenizer {
     vocabulary: Vocabulary,

@@ -100,6 +100,13 @@ const fn row(names: &'static [&'static str], patterns: &'static [&'static str]) 
     }
 }
 
+/// The name under which other software knows a list of expressions.
+pub(crate) fn name_of(patterns: &[String], ignore_merges: bool) -> Option<&'static str> {
+    let same = |row: &&Row| row.ignore_merges == ignore_merges && row.patterns == patterns;
+    let row = TABLE.iter().find(same)?;
+    row.names.first().copied()
+}
+
 /// A compiled row.
 pub(crate) struct PreTokenizer {
     patterns: Vec<SysRegex>,

@@ -137,6 +137,7 @@ pub(crate) fn config() -> EngineConfig {
         kv_tokens: Some(1600),
         threads: None,
         prefix_cache: true,
+        ..EngineConfig::default()
     }
 }
 

@@ -1,0 +1,80 @@
+//! Which tensor gets which type when a model is quantized, at load or into a file.
+//!
+//! Pure. Matrices take the wanted type; vectors (norms, biases) stay f32. A row that the type's
+//! blocks do not divide takes the next finer type that fits. Embedding and output take 8 bits where
+//! 4 were asked: they are read row by row or decide between tokens, and 4 bits there cost more than
+//! anywhere else.
+
+use crate::backend::TensorData;
+use crate::backend::quantize::quantize_matrix;
+use crate::dtype::DType;
+
+/// The type of a tensor when `wanted` is asked for; None: it stays as it is.
+#[must_use]
+pub fn target(name: &str, dims: &[u64], stored: DType, wanted: DType) -> Option<DType> {
+    let is_matrix = dims.len() == 2 && dims[1] > 1;
+    if !is_matrix || name.ends_with(".bias") {
+        return None;
+    }
+    let four_bits = matches!(wanted, DType::Q4_0 | DType::Q4_1 | DType::Q4_K);
+    let is_vocabulary = matches!(name, "token_embd.weight" | "output.weight");
+    let wanted = if four_bits && is_vocabulary {
+        DType::Q8_0
+    } else {
+        wanted
+    };
+    let fits = |dtype: DType| dims[0].is_multiple_of(dtype.block_len() as u64);
+    let finer: &[DType] = match wanted {
+        DType::Q4_K => &[DType::Q4_K, DType::Q4_1, DType::F16],
+        DType::Q4_0 => &[DType::Q4_0, DType::F16],
+        DType::Q4_1 => &[DType::Q4_1, DType::F16],
+        DType::Q8_0 => &[DType::Q8_0, DType::F16],
+        _ => &[DType::F16],
+    };
+    let dtype = finer.iter().copied().find(|dtype| fits(*dtype));
+    dtype.filter(|dtype| *dtype != stored)
+}
+
+/// The tensor in the type that [`target`] gives, made in `out`; None: it stays as it is. A type
+/// that is already as coarse as the wanted one is left alone at load.
+pub(super) fn at_load(
+    tensor: &TensorData<'_>,
+    wanted: DType,
+    n_threads: usize,
+    out: &mut Vec<u8>,
+) -> Option<DType> {
+    if !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return None;
+    }
+    let dims = [tensor.n_in as u64, tensor.n_out as u64];
+    let dtype = target(tensor.name, &dims, tensor.dtype, wanted)?;
+    *out = quantize_matrix(tensor, dtype, n_threads);
+    Some(dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_follow_name_shape_and_blocks() {
+        use DType::{BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q8_0};
+        let cases = [
+            ("blk.0.ffn_up.weight", &[256, 64][..], F16, Q4_K, Some(Q4_K)),
+            ("blk.0.ffn_up.weight", &[96, 64], F16, Q4_K, Some(Q4_1)),
+            ("blk.0.ffn_up.weight", &[40, 64], BF16, Q4_K, Some(F16)),
+            ("blk.0.ffn_up.weight", &[40, 64], F16, Q4_K, None),
+            ("token_embd.weight", &[256, 64], F16, Q4_K, Some(Q8_0)),
+            ("output.weight", &[64, 64], F16, Q4_0, Some(Q8_0)),
+            ("token_embd.weight", &[64, 64], F32, F16, Some(F16)),
+            ("blk.0.attn_q.weight", &[64, 64], Q4_1, Q8_0, Some(Q8_0)),
+            ("blk.0.attn_q.weight", &[64, 64], Q8_0, Q8_0, None),
+            ("blk.0.attn_norm.weight", &[64], BF16, Q8_0, None),
+            ("blk.0.attn_q.bias", &[64], F32, Q8_0, None),
+        ];
+        for (name, dims, stored, wanted, expected) in cases {
+            let found = target(name, dims, stored, wanted);
+            assert_eq!(found, expected, "{name} {dims:?} {stored} {wanted}");
+        }
+    }
+}
