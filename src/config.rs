@@ -6,7 +6,6 @@
 //! an unknown key is an error with its line and the nearest known key. Flags of the command line
 //! come last and win (`cli::serve`). The running server never writes configuration.
 
-use crate::dtype::DType;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -116,20 +115,6 @@ pub enum QuantizeType {
     #[serde(rename = "q4_k")]
     #[value(name = "q4_k")]
     Q4K,
-}
-
-impl QuantizeType {
-    /// The element type.
-    #[must_use]
-    pub fn dtype(self) -> DType {
-        match self {
-            Self::F16 => DType::F16,
-            Self::Q8_0 => DType::Q8_0,
-            Self::Q4_0 => DType::Q4_0,
-            Self::Q4_1 => DType::Q4_1,
-            Self::Q4K => DType::Q4_K,
-        }
-    }
 }
 
 impl Default for EngineConfig {

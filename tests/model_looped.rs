@@ -216,7 +216,7 @@ fn impossible_depths_are_refused_with_the_range() {
     let options = looping(Some([0, 1]), None, Some(2));
     let mut backend = ReferenceBackend::new();
     let error = Model::load_with(&file, &options, &mut backend, &mut |_, _| {});
-    let error = error.err().expect("refused").to_string();
+    let error = error.expect_err("refused").to_string();
     assert!(error.contains("loops by itself"), "{error}");
     // A looped model's depth can be lowered and raised.
     let model = Model::load_with(

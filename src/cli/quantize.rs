@@ -41,7 +41,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), Error> {
     let file = model::open(&args.input).map_err(|error| fault(&error))?;
     // What we cannot load we would only copy: better to say so before an hour of work.
     ModelSpec::from_gguf(&file).map_err(|error| fault(&error))?;
-    let wanted = args.to.dtype();
+    let wanted = requantize::dtype_of(args.to);
     let tensors = planned(&file, wanted);
     let n_again = n_converted_again(&file, &tensors);
     if n_again > 0 {

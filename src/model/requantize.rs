@@ -7,7 +7,20 @@
 
 use crate::backend::TensorData;
 use crate::backend::quantize::quantize_matrix;
+use crate::config::QuantizeType;
 use crate::dtype::DType;
+
+/// The element type that a configuration's word stands for.
+#[must_use]
+pub fn dtype_of(kind: QuantizeType) -> DType {
+    match kind {
+        QuantizeType::F16 => DType::F16,
+        QuantizeType::Q8_0 => DType::Q8_0,
+        QuantizeType::Q4_0 => DType::Q4_0,
+        QuantizeType::Q4_1 => DType::Q4_1,
+        QuantizeType::Q4K => DType::Q4_K,
+    }
+}
 
 /// The type of a tensor when `wanted` is asked for; None: it stays as it is.
 #[must_use]

@@ -9,10 +9,10 @@ use super::{Capability, LoopCost, Runtime, RuntimeStatus};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
-use crate::config::{EngineConfig, QuantizeType};
+use crate::config::EngineConfig;
 use crate::engine::{Engine, EngineError, EngineHandle, EngineLimits, EngineParts};
 use crate::format::{FormatError, ModelFile};
-use crate::model::{self, LoadOptions, Model, ModelError, ModelSpec, Plan};
+use crate::model::{self, LoadOptions, Model, ModelError, ModelSpec, Plan, requantize};
 use crate::request::{GenerationRequest, Job, PinError, Prefix, PrefixId, RequestId};
 use crate::tokenizer::Tokenizer;
 use crossbeam_channel::Sender;
@@ -89,7 +89,7 @@ impl NativeRuntime {
         let mut backend = open_backend(kind, config)?;
         let options = LoadOptions {
             loops: config.loops,
-            quantize: config.quantize.map(QuantizeType::dtype),
+            quantize: config.quantize.map(requantize::dtype_of),
         };
         let model = Model::load_with(file, &options, backend.as_mut(), progress)?;
         let (spec, plan) = (model.spec.clone(), model.plan.clone());
