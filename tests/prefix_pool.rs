@@ -171,6 +171,7 @@ fn replica(prefix_cache: bool, kv_tokens: u64) -> Arc<dyn Runtime> {
         kv_tokens: Some(kv_tokens),
         threads: Some(1),
         prefix_cache,
+        ..EngineConfig::default()
     };
     let runtime = NativeRuntime::load(&file, &config, BackendKind::Reference, &mut |_, _| {});
     Arc::new(runtime.expect("the committed model loads"))
