@@ -6,6 +6,7 @@
 //! does (`server`), what the settings mean (`config`).
 
 pub mod bench;
+pub mod bench_http;
 mod engine_link;
 pub mod inspect;
 pub mod load;
@@ -47,6 +48,8 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     /// Measure prompt processing and token generation.
     Bench(bench::BenchArgs),
+    /// Put streaming load on a running server and check every event.
+    BenchHttp(bench_http::BenchHttpArgs),
     /// Perplexity and per-token log-probabilities of a text file.
     Score(score::ScoreArgs),
     /// Convert a model into a (smaller) GGUF file.
@@ -69,6 +72,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         Command::Serve(args) => serve::run(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::BenchHttp(args) => bench_http::run(args),
         Command::Score(args) => score::run(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Tokenize(args) => tokenize::run(args),
