@@ -57,9 +57,10 @@ struct Stream {
     n_events: u64,
 }
 
-/// Milliseconds at some percentiles.
+/// Milliseconds: the mean and some percentiles.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Percentiles {
+    mean: f64,
     p50: f64,
     p90: f64,
     p99: f64,
@@ -334,7 +335,9 @@ fn percentiles(mut values: Vec<Duration>) -> Percentiles {
         let index = ((values.len() as f64 * share) as usize).min(values.len().saturating_sub(1));
         values.get(index).map_or(0.0, |v| v.as_secs_f64() * 1e3)
     };
+    let sum: Duration = values.iter().sum();
     Percentiles {
+        mean: sum.as_secs_f64() * 1e3 / values.len().max(1) as f64,
         p50: at(0.5),
         p90: at(0.9),
         p99: at(0.99),
@@ -356,7 +359,9 @@ fn print(out: &mut Output, report: &Report) -> Result<(), Error> {
         ("first event", report.first_event_ms),
         ("between events", report.between_events_ms),
     ] {
-        let Percentiles { p50, p90, p99, max } = values;
+        let Percentiles {
+            p50, p90, p99, max, ..
+        } = values;
         out.line(&format!(
             "{name:15} p50 {p50:8.2} ms   p90 {p90:8.2} ms   p99 {p99:8.2} ms   max {max:8.2} ms"
         ))?;
@@ -395,7 +400,7 @@ mod tests {
     fn percentiles_of_few_and_of_none() {
         let values = (1..=100).map(Duration::from_millis).collect();
         let found = percentiles(values);
-        assert_eq!((found.p50, found.p99, found.max), (51.0, 100.0, 100.0));
+        assert_eq!((found.mean, found.p50, found.p99), (50.5, 51.0, 100.0));
         assert_eq!(percentiles(Vec::new()).max, 0.0);
     }
 }
