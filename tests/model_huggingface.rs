@@ -173,7 +173,7 @@ fn refused(folder: &Path, parts: &[&str]) {
 
 #[test]
 fn faulty_configurations_name_file_and_key() {
-    let cases: [(&str, &str, Value, &[&str]); 12] = [
+    let cases: [(&str, &str, Value, &[&str]); 14] = [
         (
             "hf/qwen2",
             "hidden_size",
@@ -245,6 +245,18 @@ fn faulty_configurations_name_file_and_key() {
             "injection_type",
             json!("add"),
             &["injection_type is \"add\"", "linear"],
+        ),
+        (
+            "hf/qwen2",
+            "num_hidden_layers",
+            json!(4_000_000_000_u32),
+            &["num_hidden_layers is 4000000000", "4096"],
+        ),
+        (
+            "looped/huginn",
+            "n_layers_in_recurrent_block",
+            json!(0),
+            &["none is left to loop"],
         ),
     ];
     for (index, (fixture, key, value, parts)) in cases.into_iter().enumerate() {

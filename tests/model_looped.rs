@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use tinyloop::backend::Backend;
 use tinyloop::backend::reference::ReferenceBackend;
 use tinyloop::config::LoopsConfig;
-use tinyloop::format::ModelFile;
+use tinyloop::format::gguf::writer::{self, WrittenTensor};
+use tinyloop::format::{MetaValue, ModelFile};
 use tinyloop::model::testing::Runner;
 use tinyloop::model::{self, LoadOptions, Model, ModelError};
 
@@ -227,4 +228,129 @@ fn impossible_depths_are_refused_with_the_range() {
     );
     let plan = model.expect("allowed").plan;
     assert_eq!((plan.default_loops, plan.max_loops), (2, 9));
+}
+
+/// A looped fixture as a GGUF file with one key changed.
+fn with_key(fixture: &str, key: &str, value: MetaValue) -> Result<Model, ModelError> {
+    let file = model::open(&path(fixture))?;
+    let mut metadata = file.metadata().to_vec();
+    metadata.retain(|(name, _)| name != key);
+    metadata.push((key.to_owned(), value));
+    let tensors: Vec<WrittenTensor> = file
+        .tensors()
+        .iter()
+        .map(|info| WrittenTensor {
+            name: info.name.clone(),
+            dtype: info.dtype,
+            dims: info.dims.clone(),
+        })
+        .collect();
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let output = folder.join(format!("{fixture}-{key}.gguf"));
+    writer::write(&output, &metadata, &tensors, |index, bytes| {
+        let mut scratch = Vec::new();
+        let tensor = file.read(&tensors[index].name, &mut scratch)?;
+        bytes.extend_from_slice(tensor.bytes);
+        Ok::<(), ModelError>(())
+    })?;
+    let file = ModelFile::open_gguf(&output)?;
+    Model::load(&file, &mut ReferenceBackend::new(), &mut |_, _| {})
+}
+
+#[test]
+fn faulty_loop_keys_are_named() {
+    let text = |text: &str| MetaValue::String(text.to_owned());
+    let cases = [
+        (
+            "huginn",
+            "raven.loop.prelude",
+            MetaValue::U32(3),
+            "none is left to loop",
+        ),
+        (
+            "huginn",
+            "raven.num_loops",
+            MetaValue::U32(0),
+            "raven.num_loops is 0",
+        ),
+        (
+            "huginn",
+            "raven.num_loops",
+            MetaValue::U32(9),
+            "raven.loop.max is 8",
+        ),
+        (
+            "huginn",
+            "raven.loop.max",
+            MetaValue::U32(u32::MAX),
+            "<= 1024 must hold",
+        ),
+        (
+            "huginn",
+            "raven.loop.injection",
+            text("add"),
+            "none and linear",
+        ),
+        (
+            "huginn",
+            "raven.loop.state",
+            text("odd"),
+            "input, zero and normal",
+        ),
+        (
+            "huginn",
+            "raven.loop.state_std",
+            MetaValue::F32(-1.0),
+            "raven.loop.state_std is -1",
+        ),
+        (
+            "huginn",
+            "raven.loop.state_std",
+            text("x"),
+            "raven.loop.state_std",
+        ),
+        (
+            "huginn",
+            "raven.loop.norm",
+            text("loop_norm"),
+            "tensor loop_norm.weight is missing",
+        ),
+        (
+            "huginn",
+            "raven.residual_norms",
+            text("both"),
+            "none, inside and after",
+        ),
+        (
+            "huginn",
+            "raven.residual_norms",
+            text("none"),
+            "post_attention_norm.weight",
+        ),
+        (
+            "huginn",
+            "raven.embedding_scale",
+            MetaValue::F32(f32::NAN),
+            "must be finite",
+        ),
+        (
+            "ouro",
+            "ouro.loop.input_norm",
+            text("output_norm"),
+            "Prelude without blocks",
+        ),
+        (
+            "ouro",
+            "ouro.skip_loop_final_norm",
+            MetaValue::U8(1),
+            "ouro.skip_loop_final_norm",
+        ),
+    ];
+    for (fixture, key, value, part) in cases {
+        let error = with_key(fixture, key, value).expect_err("refused");
+        let error = error.to_string();
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+    let seeded = with_key("huginn", "raven.loop.seed", MetaValue::U32(7)).expect("a sound file");
+    assert!(seeded.weights.loops.start.is_some());
 }

@@ -6,6 +6,9 @@ use crate::format::FormatError;
 use serde_json::{Map, Value};
 use std::path::Path;
 
+/// Most blocks of a model or a segment.
+const BLOCKS_MAX: u32 = 4096;
+
 /// `config.json`, or an object inside it.
 pub(super) struct Config {
     path: String,
@@ -81,6 +84,14 @@ impl Config {
     pub(super) fn u32(&self, key: &str) -> Result<u32, FormatError> {
         let found = self.optional_u32(key)?;
         self.required(key, found)
+    }
+
+    /// A number of blocks, which names are made for one by one.
+    pub(super) fn n_blocks(&self, key: &str) -> Result<u32, FormatError> {
+        match self.u32(key)? {
+            n if n <= BLOCKS_MAX => Ok(n),
+            n => Err(self.invalid(key, &format!("is {n}; at most {BLOCKS_MAX} are supported"))),
+        }
     }
 
     /// A number.

@@ -153,9 +153,9 @@ fn raven_sizes(config: &Config, is_sandwich: bool) -> Result<Sizes, FormatError>
         context,
         epsilon: config.f32("norm_eps")?,
         segments: [
-            config.u32("n_layers_in_prelude")?,
-            config.u32("n_layers_in_recurrent_block")?,
-            config.u32("n_layers_in_coda")?,
+            config.n_blocks("n_layers_in_prelude")?,
+            config.n_blocks("n_layers_in_recurrent_block")?,
+            config.n_blocks("n_layers_in_coda")?,
         ],
         default_loops: mean,
         // Trained with a random depth around the mean; twice the mean still helps a little.
@@ -297,9 +297,9 @@ pub(super) fn looped_llama(
         context: config.u32("context")?,
         epsilon: config.f32("norm_eps")?,
         segments: [
-            config.u32("n_layers_in_prelude")?,
-            config.u32("n_layers_in_recurrent_block")?,
-            config.u32("n_layers_in_coda")?,
+            config.n_blocks("n_layers_in_prelude")?,
+            config.n_blocks("n_layers_in_recurrent_block")?,
+            config.n_blocks("n_layers_in_coda")?,
         ],
         default_loops,
         max_loops: trained_most.max(default_loops).saturating_mul(2),

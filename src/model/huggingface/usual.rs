@@ -38,7 +38,7 @@ pub(super) fn translate(
         .optional_u32("num_key_value_heads")?
         .unwrap_or(n_heads);
     let d_model = config.u32("hidden_size")?;
-    let n_layers = config.u32("num_hidden_layers")?;
+    let n_layers = config.n_blocks("num_hidden_layers")?;
     let head_dim = match config.optional_u32("head_dim")? {
         Some(head_dim) => head_dim,
         None => d_model / n_heads.max(1),
