@@ -37,8 +37,8 @@
 //! | 50 | `scheduler` | executor, lifecycle, queue, admission (pure), driver, replica choice (pure), metrics |
 //! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `fake` (scripted, for tests) |
 //! | 30 | `engine` | step loop, batch (pure), sequences, paged KV with prefix reuse, sampler |
-//! | 20 | `model`, `tokenizer` | architecture table, plan (the only file that knows loops), weights, forward; text and templates |
-//! | 10 | `format`, `backend` | GGUF; the operations of a step and their kernels |
+//! | 20 | `model`, `tokenizer` | architecture table, Hugging Face layout, plan (the only file that knows loops), weights, forward; text and templates |
+//! | 10 | `format`, `backend` | GGUF, safetensors; the operations of a step and their kernels |
 //! | 0 | `request`, `error`, `dtype`, `clock`, `config` | words that cross threads, every limit |
 //!
 //! ## Threads

@@ -327,6 +327,34 @@ fn no_mutation_of_the_small_files_does_harm() {
     }
 }
 
+#[test]
+fn no_mutation_of_a_checkpoint_does_harm() {
+    for (fixture, file) in [
+        ("looped/huginn", "model.safetensors"),
+        ("looped/retrofit", "model.safetensors"),
+        ("hf/llama", "model-00001-of-00002.safetensors"),
+    ] {
+        let folder = copy_of(fixture, "mutant-checkpoint");
+        let sound = std::fs::read(folder.join(file)).expect("present");
+        let header_len = u64::from_le_bytes(sound[..8].try_into().expect("8 bytes")) as usize;
+        let mut n_loaded = 0;
+        for at in (0..8 + header_len).step_by(13) {
+            for value in [b'0', b'1', b'4', b'"', b'x'] {
+                let mut bytes = sound.clone();
+                bytes[at] = value;
+                std::fs::write(folder.join(file), bytes).expect("room");
+                let Ok(file) = model::open(&folder) else {
+                    continue;
+                };
+                let mut backend = ReferenceBackend::new();
+                n_loaded += usize::from(Model::load(&file, &mut backend, &mut |_, _| {}).is_ok());
+            }
+        }
+        // Some mutations change nothing that matters: the loader was really reached.
+        assert!(n_loaded > 0, "{fixture}");
+    }
+}
+
 /// The bounds are wide: random weights average nothing out, and every loop adds to the error. That
 /// the types themselves are right is tested beside the quantizers, on single blocks.
 #[test]

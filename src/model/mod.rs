@@ -4,7 +4,9 @@
 //! loaded. What is not here: KV allocation and sampling (`engine`), arithmetic (`backend`).
 //!
 //! ```text
-//! ModelFile ─► spec (through architectures, rope) ─► plan ─► weights (names table, checks) ─► Model
+//! GGUF file ───────────────────────────────┐
+//! Hugging Face directory ─► huggingface ───┴► ModelFile ─► spec (through architectures, rope,
+//!     loop_spec) ─► plan ─► weights (names table, checks, requantize) ─► Model
 //! Model + Pass ─► forward::run_pass ─► logits
 //! ```
 
