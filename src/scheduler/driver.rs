@@ -4,15 +4,15 @@
 //! of `dispatch::Move` and of `queue::Step`, not a branch in the loop.
 //!
 //! One thread at a time has the *turn*, and with it the loop: the only place that hands jobs to
-//! runtimes and the only one that frees slots. A caller that submits takes the turn if it is free,
-//! which saves two changes of threads per request; all else is done by the `driver-MODEL` thread:
+//! runtimes and the only one that frees slots. A caller that submits takes the turn if it gets it
+//! at once or nearly so, which saves two changes of threads per request; all else is done by the `driver-MODEL` thread:
 //! what comes while another has the turn, what runtimes report, deadlines. (Tests step the loop on
 //! their own thread instead.) There is no `?` in it: every error becomes an ending that reaches a
 //! waiter.
 //!
 //! ```text
-//!   free ── submit: try_lock ─► a caller's turn ── nothing left, or EVENTS_PER_TURN ─► free
-//!    └──── the driver's thread: something was posted ─► its turn ── nothing left ──────┘
+//!   free ── submit: try_lock_for ─► a caller's turn ── nothing left, or EVENTS_PER_TURN ─► free
+//!    └──── the driver's thread: something was posted ─► its turn ── nothing left ─────────┘
 //! ```
 //!
 //! Nothing is missed: who leaves an event and does not get the turn wakes the driver's thread, and
@@ -35,6 +35,10 @@ use std::time::Duration;
 
 /// Most events that a submitting caller handles, its own among them; it has a client to serve.
 const EVENTS_PER_TURN: usize = 32;
+
+/// How long a submitting caller waits for the turn: others hold it for microseconds, and getting it
+/// is cheaper than being served by another thread and woken.
+const TURN_WAIT: Duration = Duration::from_micros(200);
 
 /// Who may run the loop.
 pub(crate) struct Turn {
@@ -111,10 +115,10 @@ pub(crate) fn run_pending(core: &Arc<Core>) {
     while handle_one(core) {}
 }
 
-/// After a submit: gets it under way, here if the loop is free, else by waking the driver's thread.
+/// After a submit: gets it under way, here if the turn comes soon, else by waking the driver's thread.
 pub(crate) fn submitted(core: &Arc<Core>) {
     let is_shared = core.turn.is_shared.load(Ordering::Acquire);
-    if is_shared && let Some(guard) = core.turn.lock.try_lock() {
+    if is_shared && let Some(guard) = core.turn.lock.try_lock_for(TURN_WAIT) {
         let _turn = HasTurn::new(core, guard);
         for _ in 0..EVENTS_PER_TURN {
             if !handle_one(core) {
