@@ -1,6 +1,6 @@
 //! `tinyloop inspect`: what a model file holds and how much memory it needs.
 //!
-//! Runs on the main thread; maps the file, reads no weights.
+//! Runs on the main thread; maps the file or the directory's files, reads no weights.
 
 use super::output::Output;
 use crate::error::Error;
@@ -107,7 +107,8 @@ fn memory_lines(file: &ModelFile, args: &InspectArgs) -> Vec<String> {
     };
     let context = args.ctx_size.unwrap_or(spec.context_length);
     let needed = spec.memory_needed(context);
-    vec![
+    let mut lines = loop_lines(&spec);
+    lines.extend([
         format!("memory for one sequence of {context} tokens:"),
         format!("  weights {:>12}", megabytes(needed.weight_bytes)),
         format!(
@@ -116,6 +117,23 @@ fn memory_lines(file: &ModelFile, args: &InspectArgs) -> Vec<String> {
             spec.kv_bytes_per_token()
         ),
         format!("  sum     {:>12}", megabytes(needed.total_bytes)),
+    ]);
+    lines
+}
+
+/// Segments and depth of a looped model; nothing for an ordinary one.
+fn loop_lines(spec: &ModelSpec) -> Vec<String> {
+    let plan = spec.loops.plan(spec.n_layers);
+    if plan.max_loops == 1 {
+        return Vec::new();
+    }
+    let [prelude, core, coda] = [&plan.prelude, &plan.core, &plan.coda].map(|blocks| blocks.len());
+    vec![
+        format!(
+            "{prelude} + {core} x L + {coda} blocks, L = 1 to {}, {} by default",
+            plan.max_loops, plan.default_loops
+        ),
+        String::new(),
     ]
 }
 
@@ -138,7 +156,8 @@ fn as_json(file: &ModelFile, args: &InspectArgs) -> Value {
         let needed = spec.memory_needed(context);
         json!({"context": context, "weight_bytes": needed.weight_bytes,
             "kv_bytes": needed.kv_bytes, "total_bytes": needed.total_bytes,
-            "kv_bytes_per_token": spec.kv_bytes_per_token()})
+            "kv_bytes_per_token": spec.kv_bytes_per_token(),
+            "loops": {"default": spec.loops.default_loops, "max": spec.loops.max_loops}})
     });
     let (memory, fault) = match memory {
         Ok(memory) => (memory, Value::Null),

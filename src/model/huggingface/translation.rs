@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// Buffers that some checkpoints store and that follow from the configuration.
-const INERT: &[&str] = &[".rotary_emb.inv_freq", ".masked_bias", "freqs_cis"];
+const INERT: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", "freqs_cis"];
 
 /// See the module.
 pub(super) struct Translation<'a> {
