@@ -615,6 +615,32 @@ mod tests {
     }
 
     #[test]
+    fn depth_and_types_are_settings_of_the_engine() {
+        let text = "[engine]\nquantize = \"q8_0\"\n[models.m]\nfile = \"m\"\n[models.m.engine]\n\
+                    loops = { layers = [10, 12], default = 1, max = 4 }\nquantize = \"q4_k\"\n";
+        let config = parse(text).expect("valid");
+        let engine = &config.models[0].engine;
+        let loops = LoopsConfig {
+            layers: Some([10, 12]),
+            default: Some(1),
+            max: Some(4),
+        };
+        assert_eq!(
+            (engine.loops, engine.quantize),
+            (loops, Some(QuantizeType::Q4K))
+        );
+        assert_eq!(config.engine.quantize, Some(QuantizeType::Q8_0));
+        let error = parse("[engine]\nquantize = \"q5\"\n")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("q5") && error.contains("q8_0"), "{error}");
+        let error = parse("[engine]\nloops = { maks = 1 }\n")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("did you mean `max`"), "{error}");
+    }
+
+    #[test]
     fn check_refuses_an_open_management_plane_and_double_ids() {
         let open = parse("[management]\nhost = \"0.0.0.0\"\n").expect("parses");
         assert!(open.check().unwrap_err().0.contains("admin_key"));

@@ -13,6 +13,11 @@ use tinyloop::request::*;
 const KINDS: [&str; 5] = ["ouro", "nanbeige", "huginn", "retrofit", "looped_llama"];
 
 fn looped_engine(kind: &str, cpu: bool) -> Engine {
+    looped_engine_with(kind, cpu, 1600)
+}
+
+/// `kv_tokens`: size of the pool at the model's default depth.
+fn looped_engine_with(kind: &str, cpu: bool, kv_tokens: u64) -> Engine {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/looped");
     let file = model::open(&folder.join(kind)).expect("a sound directory");
     let mut backend: Box<dyn Backend> = match cpu {
@@ -23,6 +28,7 @@ fn looped_engine(kind: &str, cpu: bool) -> Engine {
     let mut config = config();
     config.context_length = Some(96);
     config.max_rows = 16;
+    config.kv_tokens = Some(kv_tokens);
     let parts = EngineParts {
         backend,
         model,
@@ -100,6 +106,35 @@ fn a_prefix_hit_gives_what_a_fresh_computation_gives() {
                 again.without_cache_count(),
                 "{kind}"
             );
+        }
+    }
+}
+
+#[test]
+fn preemption_changes_nothing() {
+    for kind in KINDS {
+        let requests: Vec<GenerationRequest> = [(7, 10), (6, 12), (7, 9)]
+            .map(|(loops, n_prompt)| {
+                let prompt: Vec<u32> = (0..n_prompt).map(|i| (i * 11 + n_prompt) % 61).collect();
+                let mut request = GenerationRequest::new(prompt, 50);
+                request.sampling = SamplingParams::greedy();
+                request.loops = Some(loops);
+                request
+            })
+            .into();
+        // Each has room alone, but all three have not.
+        let mut engine = looped_engine_with(kind, true, 128);
+        let running: Vec<_> = requests
+            .iter()
+            .map(|request| submit(&mut engine, request))
+            .collect();
+        drain(&mut engine);
+        assert!(engine.stats().snapshot().preemptions > 0, "{kind}");
+        for (request, outcome) in requests.iter().zip(running) {
+            let together = outcome.lock().clone().without_cache_count();
+            assert_eq!(together.tokens.len(), 50, "{kind}: {together:?}");
+            let alone = run(&mut looped_engine(kind, true), request).without_cache_count();
+            assert_eq!(together, alone, "{kind}");
         }
     }
 }
