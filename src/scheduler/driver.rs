@@ -5,10 +5,10 @@
 //!
 //! One thread at a time has the *turn*, and with it the loop: the only place that hands jobs to
 //! runtimes and the only one that frees slots. A caller that submits takes the turn if it gets it
-//! at once or nearly so, which saves two changes of threads per request; all else is done by the `driver-MODEL` thread:
-//! what comes while another has the turn, what runtimes report, deadlines. (Tests step the loop on
-//! their own thread instead.) There is no `?` in it: every error becomes an ending that reaches a
-//! waiter.
+//! at once or nearly so, which saves two changes of threads per request; all else is done by the
+//! `driver-MODEL` thread: what comes while another has the turn, what runtimes report, deadlines.
+//! (Tests step the loop on their own thread instead.) There is no `?` in it: every error becomes an
+//! ending that reaches a waiter.
 //!
 //! ```text
 //!   free ── submit: try_lock_for ─► a caller's turn ── nothing left, or EVENTS_PER_TURN ─► free

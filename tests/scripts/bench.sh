@@ -22,7 +22,10 @@ for _ in 1 2 3 4 5; do
   "$binary" bench-http 127.0.0.1:18080 --clients 1 --requests 1 --tokens 129 --json
 done | python3 -c '
 import json, statistics, sys
-reports = [json.loads(line) for line in sys.stdin]
+text, reports = sys.stdin.read(), []
+while text := text.lstrip():
+    report, end = json.JSONDecoder().raw_decode(text)
+    reports, text = [*reports, report], text[end:]
 engine = [1000 / r["results"][0]["tokens_per_second"] for r in reports if "results" in r]
 http = [r["between_events_ms"]["mean"] for r in reports if "results" not in r]
 a, b = statistics.median(engine), statistics.median(http)
