@@ -31,7 +31,7 @@ impl Cors {
             ("access-control-allow-origin", allowed.to_owned()),
             (
                 "access-control-expose-headers",
-                "x-request-id, x-tinyloop-request-id, x-tinyloop-rejected, x-should-retry, \
+                "x-request-id, x-tinyloop-request-id, x-tinyloop-rejected, x-tinyloop-loops, x-should-retry, \
                  retry-after"
                     .to_owned(),
             ),

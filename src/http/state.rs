@@ -104,6 +104,24 @@ impl ServerState {
         loaded(entry)
     }
 
+    /// The same for names that may end in a depth: `model@4` is `model` with 4 loops, unless a model
+    /// of that whole name exists.
+    pub fn resolve_with_loops(
+        &self,
+        name: Option<&str>,
+    ) -> Result<(Arc<LoadedModel>, Option<u32>), ApiError> {
+        let split = name.and_then(|name| name.rsplit_once('@'));
+        let is_known = |name| self.pool.find(name).is_some();
+        if let Some((base, loops)) = split
+            && let Ok(loops) = loops.parse::<u32>()
+            && !name.is_some_and(is_known)
+            && is_known(base)
+        {
+            return Ok((self.resolve(Some(base))?, Some(loops)));
+        }
+        Ok((self.resolve(name)?, None))
+    }
+
     /// Prometheus text of all executors and of the connection layer.
     #[must_use]
     pub fn metrics_text(&self) -> String {

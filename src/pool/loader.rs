@@ -4,7 +4,7 @@
 //! not stop a load: it is a warning here and an error of the chat requests that need it. What is
 //! not here: the registry (`pool`), which models there are (`config`).
 
-use super::{LoadedModel, ModelMeta};
+use super::{LoadedModel, LoopRange, ModelMeta};
 use crate::config::{EngineConfig, FakeConfig, ModelConfig, ModelSource};
 use crate::format::{FormatError, ModelFile};
 use crate::model;
@@ -133,6 +133,10 @@ fn load_file(
         vocab_size: spec.vocab_size,
         trained_context_length: spec.context_length,
         fingerprint: fingerprint(&file, &config.engine, runtime.backend_name()),
+        loops: LoopRange {
+            default: runtime.plan().default_loops,
+            max: runtime.plan().max_loops,
+        },
     };
     Ok(Parts {
         runtime: Arc::new(runtime),

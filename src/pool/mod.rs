@@ -37,6 +37,24 @@ pub struct ModelMeta {
     pub trained_context_length: u32,
     /// Changes when the answers of a seed may change: version and model file.
     pub fingerprint: String,
+    /// Loops that requests may ask for.
+    pub loops: LoopRange,
+}
+
+/// Loops of a model's core: `1..=max`, `default` when a request does not say. Both 1 for ordinary
+/// models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopRange {
+    /// What a request gets that does not say.
+    pub default: u32,
+    /// Most that a request may ask for.
+    pub max: u32,
+}
+
+impl Default for LoopRange {
+    fn default() -> Self {
+        Self { default: 1, max: 1 }
+    }
 }
 
 /// A model that answers.

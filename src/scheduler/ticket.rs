@@ -5,6 +5,7 @@
 //! Invariants: after the last chunk comes exactly one end; dropping a ticket or a stream before it
 //! cancels. What is not here: the queue, the slot (`driver`).
 
+use super::admission::Loops;
 use super::executor::Core;
 use super::lifecycle::Stamps;
 use super::mailbox::Receiver;
@@ -153,6 +154,12 @@ impl TokenStream {
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.handle.id()
+    }
+
+    /// Loops asked and granted; None when neither the request nor the model speaks of loops.
+    #[must_use]
+    pub fn loops(&self) -> Option<Loops> {
+        self.handle.record.loops
     }
 
     /// Ends the request from anywhere.

@@ -7,6 +7,7 @@ mod abuse;
 mod admission;
 mod cancel;
 mod client;
+mod depth;
 mod drain;
 mod fake;
 mod loading;

@@ -5,13 +5,20 @@ use crate::client::Client;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use tinyloop::config::{Config, EngineConfig, ExecutorConfig, ModelConfig, ModelSource};
+use tinyloop::config::{
+    Config, EngineConfig, ExecutorConfig, LoopsConfig, ModelConfig, ModelSource,
+};
 use tinyloop::pool::{Pool, loader};
 use tinyloop::runtime::native::BackendKind;
 use tinyloop::scheduler::Metrics;
 use tinyloop::server::Server;
 
 fn start() -> TestServer {
+    start_with(LoopsConfig::default())
+}
+
+/// The same model; its layers may loop.
+pub(crate) fn start_with(loops: LoopsConfig) -> TestServer {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/tiny_llama.gguf");
     let model = ModelConfig {
         name: "tiny".to_owned(),
@@ -21,6 +28,7 @@ fn start() -> TestServer {
         engine: EngineConfig {
             threads: Some(1),
             max_sequences: 4,
+            loops,
             ..EngineConfig::default()
         },
     };

@@ -9,6 +9,7 @@ use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::Exchange;
 use crate::http::isolation::{isolation_key, owner};
 use crate::http::openai::chat::ChatRequest;
+use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, parse_object};
 use crate::http::openai::generate::{self, Call};
 use crate::http::openai::sampling::{check_context, token_ids};
@@ -135,7 +136,8 @@ impl Asked {
     fn parse(call: &Call<'_>) -> Result<Self, ApiError> {
         let body = parse_object(call.request.body())?;
         let fields = Fields::new(&body);
-        let model = call.model(&fields)?;
+        let (model, loops) = call.model(&fields)?;
+        let depth = Depth::parse(&fields, loops, model.meta.loops)?;
         let schedule = Schedule::parse(&fields, |name| call.request.all(name).collect())?;
         let (tokens, param) = tokens(&model, &body)?;
         check_context(tokens.len(), 0, model.context_length, param)?;
@@ -143,7 +145,7 @@ impl Asked {
         let mode = model.executor.prefix_isolation();
         let prefix = NewPrefix {
             tokens,
-            loops: fields.count("loops", 1)?,
+            loops: depth.loops,
             cache_window: fields.count("cache_window", 0)?.unwrap_or(0),
             isolation_key: isolation_key(mode, call.client.as_deref(), salt),
             owner: call.client.clone(),

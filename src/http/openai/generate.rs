@@ -10,6 +10,7 @@ use super::answer::AnswerMeta;
 use super::chat::{self, ChatRequest};
 use super::choice::Family;
 use super::completions::{CompletionRequest, Prompt};
+use super::depth::Depth;
 use super::fields::{Fields, parse_object};
 use super::growing::{ChoicePlan, GrowingAnswer};
 use super::jobs::{Jobs, Wait};
@@ -75,11 +76,11 @@ pub fn completions(call: &Call<'_>, exchange: Exchange) {
 
 impl Call<'_> {
     /// The model that the body names, unless it could take nothing now: that is said before anything
-    /// is rendered or tokenized.
-    pub fn model(&self, fields: &Fields<'_>) -> Result<Arc<LoadedModel>, ApiError> {
-        let model = self.state.resolve(fields.string("model")?)?;
+    /// is rendered or tokenized. With the depth that its name ends in.
+    pub fn model(&self, fields: &Fields<'_>) -> Result<(Arc<LoadedModel>, Option<u32>), ApiError> {
+        let (model, loops) = self.state.resolve_with_loops(fields.string("model")?)?;
         model.executor.preflight()?;
-        Ok(model)
+        Ok((model, loops))
     }
 
     /// Who reuses whose blocks depends on the client and on how the model is configured.
@@ -109,10 +110,11 @@ impl Call<'_> {
 
 fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
     let body = parse_object(call.request.body())?;
-    let model = call.model(&Fields::new(&body))?;
+    let (model, loops) = call.model(&Fields::new(&body))?;
     let tokenizer = tokenizer_of(&model)?;
     let mut request = ChatRequest::parse(&body, tokenizer.vocab_size())?;
     call.isolate(&model, &mut request.common);
+    request.common.depth = Depth::parse(&Fields::new(&body), loops, model.meta.loops)?;
     let options = call.options(&Fields::new(&body), &request.common)?;
     let prompt = chat_prompt(&model, &tokenizer, &request)?;
     let context = model.context_length;
@@ -209,10 +211,11 @@ fn non_empty(tokens: Vec<TokenId>, param: &str) -> Result<Arc<[TokenId]>, ApiErr
 
 fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
     let body = parse_object(call.request.body())?;
-    let model = call.model(&Fields::new(&body))?;
+    let (model, loops) = call.model(&Fields::new(&body))?;
     let tokenizer = tokenizer_of(&model)?;
     let mut request = CompletionRequest::parse(&body, tokenizer.vocab_size())?;
     call.isolate(&model, &mut request.common);
+    request.common.depth = Depth::parse(&Fields::new(&body), loops, model.meta.loops)?;
     let options = call.options(&Fields::new(&body), &request.common)?;
     let id = RequestId::generate();
     let common = &request.common;
@@ -319,6 +322,9 @@ fn run(work: Result<Work, ApiError>, call: &Call<'_>, mut exchange: Exchange) {
         Err(error) => return exchange.error(&error),
     };
     exchange.add_header("x-tinyloop-request-id", work.id.to_string());
+    if let Some(loops) = jobs.loops() {
+        exchange.add_header("x-tinyloop-loops", loops.granted.to_string());
+    }
     let (name, client) = (exchange.record.id.clone(), call.client.clone());
     let live = call.state.live();
     let _listed = live.register(work.id, name, client, jobs.cancel_handles());

@@ -8,7 +8,7 @@ use super::growing::Update;
 use crate::http::errors::ApiError;
 use crate::pool::LoadedModel;
 use crate::request::{GenerationRequest, RequestError, TokenLogprob};
-use crate::scheduler::{CancelHandle, StreamEvent, SubmitOptions, TokenStream};
+use crate::scheduler::{CancelHandle, Loops, StreamEvent, SubmitOptions, TokenStream};
 use std::time::{Duration, Instant};
 
 /// What waiting brought.
@@ -84,6 +84,12 @@ impl Jobs {
             .prompt_logprobs()
             .map(<[_]>::to_vec)
             .unwrap_or_default()
+    }
+
+    /// Depth of the first job; the others may have been granted less. None for ordinary models.
+    #[must_use]
+    pub fn loops(&self) -> Option<Loops> {
+        self.streams.first().and_then(TokenStream::loops)
     }
 
     /// Time in the queue of the first job that ended.

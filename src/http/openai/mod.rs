@@ -1,12 +1,13 @@
 //! The OpenAI API family: chat completions, text completions, models.
 //!
-//! Runs on HTTP workers. `fields`, `sampling`, `chat`, `completions`, `logprobs` and `answer` are
+//! Runs on HTTP workers. `fields`, `sampling`, `depth`, `chat`, `completions`, `logprobs` and `answer` are
 //! pure functions between JSON and our words; `generate` runs the jobs and writes the answer.
 
 pub mod answer;
 pub mod chat;
 pub mod choice;
 pub mod completions;
+pub mod depth;
 pub mod fields;
 pub mod generate;
 pub mod growing;

@@ -4,6 +4,7 @@
 //! Pure functions from JSON to the words of `request`; no model is needed beyond its vocabulary
 //! size. What is not here: messages and prompts (`chat`, `completions`).
 
+use super::depth::Depth;
 use super::fields::{Fields, as_integer, wrong_kind};
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::request::{GenerationRequest, SamplingParams, StopRules, TokenId};
@@ -38,6 +39,8 @@ pub struct CommonOptions {
     /// Requests share cached prefixes only within one key. Not in the body: whoever knows client and
     /// model sets it (`http::isolation`).
     pub isolation_key: u64,
+    /// How deep a looped model runs. Depends on the model, so whoever knows it sets it (`depth`).
+    pub depth: Depth,
 }
 
 impl CommonOptions {
@@ -58,6 +61,7 @@ impl CommonOptions {
             reuse_prefix: fields.flag("cache_prompt", true)?,
             cache_salt: fields.string("cache_salt")?.map(str::to_owned),
             isolation_key: 0,
+            depth: Depth::default(),
         })
     }
 
@@ -79,6 +83,7 @@ impl CommonOptions {
         request.stop = self.stop.clone();
         request.reuse_prefix = self.reuse_prefix;
         request.isolation_key = self.isolation_key;
+        self.depth.apply(&mut request);
         request
     }
 }
@@ -294,6 +299,8 @@ const REFUSALS: &[Refusal] = &[
         never,
         "use 'echo' with 'logprobs' on /v1/completions",
     ),
+    ("cache_window", is_off, "attention windows are not built"),
+    ("adaptive", is_empty, "early exit from loops is not built"),
     ("return_token_ids", is_off, "token ids are not returned"),
     ("lora", is_empty, "adapters are not built"),
     (

@@ -1,0 +1,117 @@
+//! Depth of one request: how often a looped model's core runs for it.
+//!
+//! Pure. `loops` asks for a depth (the model name `model@4` does the same), `min_loops` says how far
+//! the scheduler may lower it to meet a latency objective. Ordinary models run one loop. What is not
+//! here: who lowers it (`scheduler/admission`), what a loop is (`model/plan`).
+
+use super::fields::Fields;
+use crate::http::errors::ApiError;
+use crate::pool::LoopRange;
+use crate::request::GenerationRequest;
+
+/// What a request says about its depth, checked against its model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depth {
+    /// Loops asked; None = the model's default.
+    pub loops: Option<u32>,
+    /// Fewest that it accepts; None = as many as asked.
+    pub min_loops: Option<u32>,
+}
+
+impl Depth {
+    /// Reads `loops` and `min_loops`. `from_name`: the depth that the model name ends in.
+    ///
+    /// # Errors
+    /// Out of the model's range, two different depths, or a minimum above what is asked.
+    pub fn parse(
+        fields: &Fields<'_>,
+        from_name: Option<u32>,
+        range: LoopRange,
+    ) -> Result<Self, ApiError> {
+        let in_body = loops(fields, "loops", range)?;
+        if let Some(named) = from_name {
+            in_range("model", named, range)?;
+            if in_body.is_some_and(|loops| loops != named) {
+                let text = format!("the model name asks for {named} loops, 'loops' for others");
+                return Err(ApiError::invalid("loops", text));
+            }
+        }
+        let asked = in_body.or(from_name);
+        let min_loops = loops(fields, "min_loops", range)?;
+        let most = asked.unwrap_or(range.default);
+        if let Some(least) = min_loops.filter(|least| *least > most) {
+            let text = format!("'min_loops' is {least}, above the {most} loops of the request");
+            return Err(ApiError::invalid("min_loops", text));
+        }
+        Ok(Self {
+            loops: asked,
+            min_loops,
+        })
+    }
+
+    /// Puts it into a request.
+    pub fn apply(self, request: &mut GenerationRequest) {
+        request.loops = self.loops;
+        request.min_loops = self.min_loops;
+    }
+}
+
+fn loops(fields: &Fields<'_>, name: &str, range: LoopRange) -> Result<Option<u32>, ApiError> {
+    let Some(loops) = fields.count(name, 0)? else {
+        return Ok(None);
+    };
+    in_range(name, loops, range)?;
+    Ok(Some(loops))
+}
+
+fn in_range(param: &str, loops: u32, range: LoopRange) -> Result<(), ApiError> {
+    if (1..=range.max).contains(&loops) {
+        return Ok(());
+    }
+    let text = match range.max {
+        1 => format!("{loops} loops were asked for; this model is not looped, it runs 1"),
+        max => format!("{loops} loops were asked for; this model runs 1 to {max}"),
+    };
+    Err(ApiError::invalid(param, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn depths_and_their_faults() {
+        let looped = LoopRange { default: 2, max: 4 };
+        let plain = LoopRange::default();
+        #[rustfmt::skip]
+        let table = [
+            // body, from the name, range, (loops, min_loops) or the parameter at fault
+            (json!({}), None, looped, Ok((None, None))),
+            (json!({"loops": 4, "min_loops": 1}), None, looped, Ok((Some(4), Some(1)))),
+            (json!({"min_loops": 2}), None, looped, Ok((None, Some(2)))),
+            (json!({"min_loops": 3}), None, looped, Err("min_loops")),
+            (json!({"loops": 1, "min_loops": 2}), None, looped, Err("min_loops")),
+            (json!({"loops": 5}), None, looped, Err("loops")),
+            (json!({"loops": 0}), None, looped, Err("loops")),
+            (json!({"loops": "4"}), None, looped, Err("loops")),
+            (json!({}), Some(3), looped, Ok((Some(3), None))),
+            (json!({"loops": 3}), Some(3), looped, Ok((Some(3), None))),
+            (json!({"loops": 2}), Some(3), looped, Err("loops")),
+            (json!({}), Some(9), looped, Err("model")),
+            (json!({"loops": 1}), None, plain, Ok((Some(1), None))),
+            (json!({"loops": 2}), None, plain, Err("loops")),
+        ];
+        for (body, from_name, range, expected) in table {
+            let map = body.as_object().expect("an object");
+            let found = Depth::parse(&Fields::new(map), from_name, range);
+            let found = found.map(|depth| (depth.loops, depth.min_loops));
+            let found = found.map_err(|error| error.param.unwrap_or_default());
+            assert_eq!(
+                found,
+                expected.map_err(str::to_owned),
+                "{body} {from_name:?}"
+            );
+        }
+    }
+}
