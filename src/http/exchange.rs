@@ -9,10 +9,12 @@ use super::errors::{ApiError, ErrorCode};
 use super::ops::OpsAnswer;
 use super::sse;
 use super::wire::{EventWriter, Responder};
-use serde_json::Value;
+use serde::Serialize;
 use std::io;
 
 const JSON: &str = "application/json";
+/// Most answers and events fit into this, so that their buffer is allocated once.
+const USUAL_JSON_BYTES: usize = 1 << 10;
 /// Longest request id that is taken over from the client.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
@@ -75,8 +77,8 @@ impl Exchange {
     }
 
     /// Answers with JSON.
-    pub fn json(self, body: &Value) {
-        self.full(200, &[("content-type", JSON)], body.to_string().as_bytes());
+    pub fn json(self, body: &impl Serialize) {
+        self.full(200, &[("content-type", JSON)], &json_text(body));
     }
 
     /// Answers with an error of the table.
@@ -86,11 +88,7 @@ impl Exchange {
         let extra = error.headers();
         let mut headers: Vec<(&str, &str)> = vec![("content-type", JSON)];
         headers.extend(extra.iter().map(|(name, value)| (*name, value.as_str())));
-        self.full(
-            error.status(),
-            &headers,
-            error.body().to_string().as_bytes(),
-        );
+        self.full(error.status(), &headers, &json_text(&error.body()));
     }
 
     /// Answers with an operations page.
@@ -138,6 +136,7 @@ impl Exchange {
         match self.responder.stream(200, &all) {
             Ok(writer) => Some(Stream {
                 writer,
+                event: Vec::with_capacity(USUAL_JSON_BYTES),
                 record: self.record,
                 overload_status: self.overload_status,
             }),
@@ -147,6 +146,12 @@ impl Exchange {
             }
         }
     }
+}
+
+fn json_text(body: &impl Serialize) -> Vec<u8> {
+    let mut text = Vec::with_capacity(USUAL_JSON_BYTES);
+    serde_json::to_writer(&mut text, body).expect("answers are JSON, and memory takes it all");
+    text
 }
 
 /// The client left before the answer was out.
@@ -159,19 +164,25 @@ fn gone(record: &mut AccessRecord) {
 /// An answer that is being streamed.
 pub struct Stream {
     writer: EventWriter,
+    /// The event on its way; its memory serves all events.
+    event: Vec<u8>,
     /// For the log.
     pub record: AccessRecord,
     overload_status: u16,
 }
 
 impl Stream {
+    /// One event with `data` as JSON. Errors as [`Stream::send`].
+    pub fn event(&mut self, data: &impl Serialize) -> io::Result<()> {
+        sse::write_event(&mut self.event, data);
+        let sent = self.writer.send(&self.event);
+        sent.inspect_err(|_| gone(&mut self.record))
+    }
+
     /// One event, one chunk, one flush. Err: the client is gone, stop the work.
     pub fn send(&mut self, event: &str) -> io::Result<()> {
         let sent = self.writer.send(event.as_bytes());
-        if sent.is_err() {
-            gone(&mut self.record);
-        }
-        sent
+        sent.inspect_err(|_| gone(&mut self.record))
     }
 
     /// Ends the stream well.
@@ -196,8 +207,8 @@ impl Stream {
     pub fn fail(mut self, error: &ApiError) {
         let error = error.for_load(self.overload_status);
         self.record.outcome = error.code.row().2;
-        let event = sse::event(&error.body());
-        if self.writer.send(event.as_bytes()).is_ok() {
+        sse::write_event(&mut self.event, &error.body());
+        if self.writer.send(&self.event).is_ok() {
             // The connection stays usable: the error event is the end that clients look for.
             let _ = self.writer.finish();
         }

@@ -4,7 +4,7 @@
 //! it is made; that is the wire layer's part. JSON text never holds a raw line break, so one
 //! `data:` line is always enough.
 
-use serde_json::Value;
+use serde::Serialize;
 
 /// Content type of an event stream.
 pub const CONTENT_TYPE: &str = "text/event-stream; charset=utf-8";
@@ -20,10 +20,15 @@ pub const HEADERS: [(&str, &str); 3] = [
     ("x-accel-buffering", "no"),
 ];
 
-/// One event.
-#[must_use]
-pub fn event(data: &Value) -> String {
-    format!("data: {data}\n\n")
+/// Makes `event` one event with `data` as JSON; what the buffer held is gone, its memory is used.
+///
+/// # Panics
+/// When `data` is not JSON: a map whose keys are no strings.
+pub fn write_event(event: &mut Vec<u8>, data: &impl Serialize) {
+    event.clear();
+    event.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *event, data).expect("answers are JSON, and memory takes it all");
+    event.extend_from_slice(b"\n\n");
 }
 
 #[cfg(test)]
@@ -33,7 +38,9 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line_whatever_the_text_holds() {
-        let text = event(&json!({"content": "a\r\nb\n\nc\u{2028}"}));
+        let mut event = b"the one before".to_vec();
+        write_event(&mut event, &json!({"content": "a\r\nb\n\nc\u{2028}"}));
+        let text = String::from_utf8(event).expect("JSON is UTF-8");
         assert_eq!(text.matches('\n').count(), 2);
         assert!(text.starts_with("data: {") && text.ends_with("}\n\n"));
     }

@@ -9,6 +9,7 @@ mod cancel;
 mod client;
 mod depth;
 mod drain;
+mod exact;
 mod fake;
 mod loading;
 mod prefixes;

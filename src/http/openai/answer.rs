@@ -1,9 +1,13 @@
 //! What every answer and chunk of one request have in common: id, model, time, usage.
 //!
-//! Pure. Id, `created` and model are the same in every chunk of a stream.
+//! Pure. Id, `created` and model are the same in every chunk of a stream. The types that are
+//! serialized borrow what they show; the order of their fields is the order of the keys.
 
+use super::choice::ChoiceBody;
+use crate::pool::LoadedModel;
 use crate::request::{FinishReason, RequestId, Usage};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The frame around choices.
@@ -17,78 +21,93 @@ pub struct AnswerMeta {
     pub chunk_object: &'static str,
     /// Unix seconds.
     pub created: u64,
-    /// The model id that answers.
-    pub model: String,
-    /// Changes when the answers of a seed may change: version and model file.
-    pub fingerprint: String,
+    /// The model that answers.
+    pub model: Arc<LoadedModel>,
     /// Chunks carry `"usage": null`, because a usage chunk ends the stream.
     pub usage_null: bool,
 }
 
+/// A whole answer or a chunk as JSON. `C` is a list of choices.
+#[derive(Debug, Serialize)]
+pub struct Answer<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    /// Changes when the answers of a seed may change: version and model file.
+    system_fingerprint: &'a str,
+    choices: C,
+    /// None = no such key, `Some(None)` = null.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<UsageCounts>>,
+}
+
+/// A whole answer.
+pub type Whole<'a> = Answer<'a, Vec<ChoiceBody<'a>>>;
+/// A chunk of a stream, with a piece of one choice.
+pub type Chunk<'a> = Answer<'a, [ChoiceBody<'a>; 1]>;
+/// The chunk that ends a stream whose client asked for usage.
+pub type UsageChunk<'a> = Answer<'a, [ChoiceBody<'a>; 0]>;
+
 impl AnswerMeta {
     /// Frame of a chat answer.
     #[must_use]
-    pub fn chat(id: RequestId, model: &str, fingerprint: &str, usage_null: bool) -> Self {
+    pub fn chat(id: RequestId, model: &Arc<LoadedModel>, usage_null: bool) -> Self {
         Self {
             id: format!("chatcmpl-{id}"),
             object: "chat.completion",
             chunk_object: "chat.completion.chunk",
             created: unix_seconds(),
-            model: model.to_owned(),
-            fingerprint: fingerprint.to_owned(),
+            model: Arc::clone(model),
             usage_null,
         }
     }
 
     /// Frame of a text completion.
     #[must_use]
-    pub fn completion(id: RequestId, model: &str, fingerprint: &str, usage_null: bool) -> Self {
+    pub fn completion(id: RequestId, model: &Arc<LoadedModel>, usage_null: bool) -> Self {
         Self {
             id: format!("cmpl-{id}"),
             object: "text_completion",
             chunk_object: "text_completion",
-            ..Self::chat(id, model, fingerprint, usage_null)
+            ..Self::chat(id, model, usage_null)
         }
     }
 
-    fn frame(&self, object: &str, choices: Value) -> Map<String, Value> {
-        let mut map = Map::new();
-        map.insert("id".to_owned(), Value::from(self.id.as_str()));
-        map.insert("object".to_owned(), Value::from(object));
-        map.insert("created".to_owned(), Value::from(self.created));
-        map.insert("model".to_owned(), Value::from(self.model.as_str()));
-        map.insert(
-            "system_fingerprint".to_owned(),
-            Value::from(self.fingerprint.as_str()),
-        );
-        map.insert("choices".to_owned(), choices);
-        map
+    fn frame<C>(
+        &self,
+        object: &'static str,
+        choices: C,
+        usage: Option<Option<UsageCounts>>,
+    ) -> Answer<'_, C> {
+        Answer {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model.name,
+            system_fingerprint: &self.model.meta.fingerprint,
+            choices,
+            usage,
+        }
     }
 
     /// A whole answer.
     #[must_use]
-    pub fn body(&self, choices: Vec<Value>, usage: Value) -> Value {
-        let mut map = self.frame(self.object, Value::Array(choices));
-        map.insert("usage".to_owned(), usage);
-        Value::Object(map)
+    pub fn whole<'a>(&'a self, choices: Vec<ChoiceBody<'a>>, usage: &UsageSum) -> Whole<'a> {
+        self.frame(self.object, choices, Some(Some(usage.counts())))
     }
 
     /// One chunk of a stream.
     #[must_use]
-    pub fn chunk(&self, choices: Value) -> Value {
-        let mut map = self.frame(self.chunk_object, choices);
-        if self.usage_null {
-            map.insert("usage".to_owned(), Value::Null);
-        }
-        Value::Object(map)
+    pub fn chunk<'a>(&'a self, choice: ChoiceBody<'a>) -> Chunk<'a> {
+        let usage = self.usage_null.then_some(None);
+        self.frame(self.chunk_object, [choice], usage)
     }
 
     /// The chunk that ends a stream whose client asked for usage.
     #[must_use]
-    pub fn usage_chunk(&self, usage: Value) -> Value {
-        let mut map = self.frame(self.chunk_object, Value::Array(Vec::new()));
-        map.insert("usage".to_owned(), usage);
-        Value::Object(map)
+    pub fn usage_chunk(&self, usage: &UsageSum) -> UsageChunk<'_> {
+        self.frame(self.chunk_object, [], Some(Some(usage.counts())))
     }
 }
 
@@ -118,6 +137,26 @@ pub struct UsageSum {
     completion: u64,
 }
 
+/// `usage` of the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct UsageCounts {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    total_tokens: u64,
+    prompt_tokens_details: PromptDetails,
+    completion_tokens_details: CompletionDetails,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct PromptDetails {
+    cached_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: u64,
+}
+
 impl UsageSum {
     /// Adds one job. `first_of_prompt`: its prompt has not been counted yet.
     pub fn add(&mut self, usage: Usage, first_of_prompt: bool) {
@@ -130,32 +169,24 @@ impl UsageSum {
 
     /// The API's object.
     #[must_use]
-    pub fn to_json(&self) -> Value {
-        json!({
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
-        })
+    pub fn counts(&self) -> UsageCounts {
+        UsageCounts {
+            prompt_tokens: self.prompt,
+            completion_tokens: self.completion,
+            total_tokens: self.prompt + self.completion,
+            prompt_tokens_details: PromptDetails {
+                cached_tokens: self.cached,
+            },
+            completion_tokens_details: CompletionDetails {
+                reasoning_tokens: 0,
+            },
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn usage_key_is_null_in_chunks_only_when_a_usage_chunk_follows() {
-        let id = RequestId::generate();
-        let with = AnswerMeta::chat(id, "m", "fp", true);
-        let without = AnswerMeta::chat(id, "m", "fp", false);
-        assert_eq!(with.chunk(json!([]))["usage"], Value::Null);
-        assert!(with.chunk(json!([])).get("usage").is_some());
-        assert!(without.chunk(json!([])).get("usage").is_none());
-        assert_eq!(with.usage_chunk(json!(1))["choices"], json!([]));
-        assert_eq!(with.id.len(), "chatcmpl-".len() + 24);
-    }
 
     #[test]
     fn a_shared_prompt_counts_once() {
@@ -168,7 +199,7 @@ mod tests {
         };
         sum.add(usage, true);
         sum.add(usage, false);
-        assert_eq!(sum.to_json()["total_tokens"], 11);
-        assert_eq!(sum.to_json()["prompt_tokens_details"]["cached_tokens"], 2);
+        assert_eq!(sum.counts().total_tokens, 11);
+        assert_eq!(sum.counts().prompt_tokens_details.cached_tokens, 2);
     }
 }

@@ -3,12 +3,13 @@
 //! Pure functions between JSON and our words; running the jobs is `generate`. `developer`
 //! messages become `system`, text parts are joined to one text, images and audio are refused.
 
-use super::answer::AnswerMeta;
 use super::fields::{Fields, kind_of, wrong_kind};
+use super::logprobs::ChatLogprobs;
 use super::sampling::CommonOptions;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::tokenizer::chat_template::TemplateInput;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 /// Most alternatives per token.
 const TOP_LOGPROBS_MAX: i64 = 20;
@@ -241,41 +242,44 @@ pub fn cut_behind(rendered: &str, continued: &str) -> Result<String, ApiError> {
     }
 }
 
-/// One choice of a whole answer.
-#[must_use]
-pub fn choice(index: u32, text: &str, logprobs: Option<Vec<Value>>, finish: &str) -> Value {
-    json!({
-        "index": index,
-        "message": {"role": "assistant", "content": text, "refusal": null},
-        "logprobs": logprobs.map(logprobs_object),
-        "finish_reason": finish,
-    })
+/// One choice of a whole answer, or what a chunk adds to it.
+#[derive(Debug, Serialize)]
+pub struct ChatChoice<'a> {
+    pub(super) index: u32,
+    #[serde(flatten)]
+    pub(super) said: Said<'a>,
+    pub(super) logprobs: Option<ChatLogprobs<'a>>,
+    pub(super) finish_reason: Option<&'static str>,
 }
 
-fn logprobs_object(content: Vec<Value>) -> Value {
-    json!({"content": content, "refusal": null})
-}
-
-/// A piece of a streamed answer.
-#[must_use]
-pub fn chunk(
-    meta: &AnswerMeta,
-    index: u32,
-    delta: Value,
-    logprobs: Option<Vec<Value>>,
-    finish: Option<&str>,
-) -> Value {
-    meta.chunk(json!([{
-        "index": index,
-        "delta": delta,
-        "logprobs": logprobs.map(logprobs_object),
-        "finish_reason": finish,
-    }]))
+/// The assistant's words; the name of the variant is the key.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Said<'a> {
+    /// All of them.
+    Message {
+        /// Always "assistant".
+        role: &'static str,
+        /// The text.
+        content: &'a str,
+        /// Always null: there is no refusal.
+        refusal: (),
+    },
+    /// The next ones.
+    Delta {
+        /// In the first chunk of a choice.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        role: Option<&'static str>,
+        /// In all but the last.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        content: Option<String>,
+    },
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn parse(value: Value) -> Result<ChatRequest, ApiError> {
         ChatRequest::parse(value.as_object().expect("the test gives an object"), 100)

@@ -4,12 +4,16 @@
 //! tokens that made it (`scheduler::TokenStream` holds both back together), so each chunk carries
 //! those of the text it shows, and all chunks together carry what the whole answer would.
 
-use super::answer::AnswerMeta;
-use super::logprobs::{CompletionLogprobs, chat_entry};
-use super::{chat, completions};
+use super::chat::{ChatChoice, Said};
+use super::completions::CompletionChoice;
+use super::logprobs::{ChatLogprobs, TextOffset};
 use crate::request::{TokenId, TokenLogprob};
 use crate::tokenizer::Tokenizer;
-use serde_json::{Value, json};
+use serde::Serialize;
+use std::borrow::Cow;
+
+/// Who speaks in a chat answer.
+const ASSISTANT: &str = "assistant";
 
 /// Which API family's shapes are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,14 +34,32 @@ pub struct Piece {
     entries: Entries,
 }
 
+impl Piece {
+    /// Appends the piece that comes next.
+    pub fn join(&mut self, next: Self) {
+        self.text.push_str(&next.text);
+        self.entries.extend(next.entries);
+    }
+}
+
+/// One choice, or what a chunk adds to it, as JSON.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum ChoiceBody<'a> {
+    /// Of a chat answer.
+    Chat(ChatChoice<'a>),
+    /// Of a text completion.
+    Completion(CompletionChoice<'a>),
+}
+
 /// One choice.
 #[derive(Debug)]
 pub struct Choice {
-    /// Index in the answer.
-    pub index: u32,
+    /// Index among the jobs, and in a stream.
+    index: u32,
     family: Family,
     wants_logprobs: bool,
-    offsets: CompletionLogprobs,
+    offset: TextOffset,
     logprob_sum: f64,
     n_logprobs: u32,
 }
@@ -50,7 +72,7 @@ impl Choice {
             index,
             family,
             wants_logprobs,
-            offsets: CompletionLogprobs::new(skip_special),
+            offset: TextOffset::new(skip_special),
             logprob_sum: 0.0,
             n_logprobs: 0,
         }
@@ -93,71 +115,111 @@ impl Choice {
         self.logprob_sum / f64::from(self.n_logprobs.max(1))
     }
 
-    /// The first chunk of this choice, where the family has one.
+    /// What opens this choice in a stream, where the family has it.
     #[must_use]
-    pub fn opening_chunk(&self, meta: &AnswerMeta) -> Option<Value> {
-        let delta = json!({"role": "assistant", "content": ""});
-        (self.family == Family::Chat).then(|| chat::chunk(meta, self.index, delta, None, None))
-    }
-
-    /// A chunk with a piece.
-    #[must_use]
-    pub fn piece_chunk(&mut self, meta: &AnswerMeta, tokenizer: &Tokenizer, piece: Piece) -> Value {
-        let index = self.index;
-        match self.family {
-            Family::Chat => {
-                let logprobs = self.chat_logprobs(tokenizer, &piece.entries);
-                chat::chunk(meta, index, json!({"content": piece.text}), logprobs, None)
-            }
-            Family::Completion => {
-                let logprobs = self.completion_logprobs(tokenizer, &piece.entries);
-                completions::chunk(meta, index, &piece.text, logprobs, None)
-            }
-        }
-    }
-
-    /// The last chunk.
-    #[must_use]
-    pub fn finish_chunk(&self, meta: &AnswerMeta, finish: &str) -> Value {
-        match self.family {
-            Family::Chat => chat::chunk(meta, self.index, json!({}), None, Some(finish)),
-            Family::Completion => completions::chunk(meta, self.index, "", None, Some(finish)),
-        }
-    }
-
-    /// The whole choice from all its pieces.
-    #[must_use]
-    pub fn whole(&mut self, tokenizer: &Tokenizer, pieces: Vec<Piece>, finish: &str) -> Value {
-        let mut text = String::new();
-        let mut entries = Vec::new();
-        for piece in pieces {
-            text.push_str(&piece.text);
-            entries.extend(piece.entries);
-        }
-        match self.family {
-            Family::Chat => {
-                let logprobs = self.chat_logprobs(tokenizer, &entries);
-                chat::choice(self.index, &text, logprobs, finish)
-            }
-            Family::Completion => {
-                let logprobs = self.completion_logprobs(tokenizer, &entries);
-                completions::choice(self.index, &text, logprobs, finish)
-            }
-        }
-    }
-
-    fn chat_logprobs(&self, tokenizer: &Tokenizer, entries: &Entries) -> Option<Vec<Value>> {
-        self.wants_logprobs.then(|| {
-            let known = entries.iter().filter_map(|(_, logprob)| logprob.as_ref());
-            known
-                .map(|logprob| chat_entry(tokenizer, logprob))
-                .collect()
+    pub fn opening(&self) -> Option<ChoiceBody<'static>> {
+        (self.family == Family::Chat).then(|| {
+            ChoiceBody::Chat(ChatChoice {
+                index: self.index,
+                said: Said::Delta {
+                    role: Some(ASSISTANT),
+                    content: Some(String::new()),
+                },
+                logprobs: None,
+                finish_reason: None,
+            })
         })
     }
 
-    fn completion_logprobs(&mut self, tokenizer: &Tokenizer, entries: &Entries) -> Option<Value> {
+    /// A piece in a stream.
+    #[must_use]
+    pub fn piece_body<'a>(&mut self, tokenizer: &'a Tokenizer, piece: Piece) -> ChoiceBody<'a> {
+        match self.family {
+            Family::Chat => ChoiceBody::Chat(ChatChoice {
+                index: self.index,
+                said: Said::Delta {
+                    role: None,
+                    content: Some(piece.text),
+                },
+                logprobs: self.chat_logprobs(tokenizer, &piece.entries),
+                finish_reason: None,
+            }),
+            Family::Completion => ChoiceBody::Completion(CompletionChoice {
+                index: self.index,
+                text: Cow::Owned(piece.text),
+                logprobs: self
+                    .wants_logprobs
+                    .then(|| self.offset.logprobs(tokenizer, &piece.entries)),
+                finish_reason: None,
+            }),
+        }
+    }
+
+    /// What ends this choice in a stream.
+    #[must_use]
+    pub fn ending(&self, finish: &'static str) -> ChoiceBody<'static> {
+        match self.family {
+            Family::Chat => ChoiceBody::Chat(ChatChoice {
+                index: self.index,
+                said: Said::Delta {
+                    role: None,
+                    content: None,
+                },
+                logprobs: None,
+                finish_reason: Some(finish),
+            }),
+            Family::Completion => ChoiceBody::Completion(CompletionChoice {
+                index: self.index,
+                text: Cow::Borrowed(""),
+                logprobs: None,
+                finish_reason: Some(finish),
+            }),
+        }
+    }
+
+    /// The whole choice from all its pieces joined, at `index` of the answer.
+    #[must_use]
+    pub fn whole<'a>(
+        &self,
+        index: u32,
+        tokenizer: &'a Tokenizer,
+        joined: &'a Piece,
+        finish: &'static str,
+    ) -> ChoiceBody<'a> {
+        match self.family {
+            Family::Chat => ChoiceBody::Chat(ChatChoice {
+                index,
+                said: Said::Message {
+                    role: ASSISTANT,
+                    content: &joined.text,
+                    refusal: (),
+                },
+                logprobs: self.chat_logprobs(tokenizer, &joined.entries),
+                finish_reason: Some(finish),
+            }),
+            Family::Completion => {
+                // Nothing was shown piece by piece, so the offset stands at its start.
+                let mut offset = self.offset;
+                ChoiceBody::Completion(CompletionChoice {
+                    index,
+                    text: Cow::Borrowed(&joined.text),
+                    logprobs: self
+                        .wants_logprobs
+                        .then(|| offset.logprobs(tokenizer, &joined.entries)),
+                    finish_reason: Some(finish),
+                })
+            }
+        }
+    }
+
+    fn chat_logprobs<'a>(
+        &self,
+        tokenizer: &'a Tokenizer,
+        entries: &Entries,
+    ) -> Option<ChatLogprobs<'a>> {
+        let known = entries.iter().filter_map(|(_, logprob)| logprob.as_ref());
         self.wants_logprobs
-            .then(|| self.offsets.object(tokenizer, entries))
+            .then(|| ChatLogprobs::new(tokenizer, known))
     }
 }
 

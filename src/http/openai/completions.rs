@@ -3,12 +3,14 @@
 //! Pure functions between JSON and our words; running the jobs is `generate`. Prompts are texts
 //! or token ids, one or many; choice `p * n + s` is sample s of prompt p.
 
-use super::answer::AnswerMeta;
 use super::fields::{Fields, wrong_kind};
+use super::logprobs::CompletionLogprobs;
 use super::sampling::{CHOICES_MAX, CommonOptions, token_ids};
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::request::TokenId;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
 
 /// Most prompts of one request.
 const PROMPTS_MAX: usize = 256;
@@ -152,24 +154,13 @@ fn one_prompt(name: &str, value: &Value, vocab_size: usize) -> Result<Prompt, Ap
     }
 }
 
-/// One choice of a whole answer.
-#[must_use]
-pub fn choice(index: u32, text: &str, logprobs: Option<Value>, finish: &str) -> Value {
-    json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
-}
-
-/// A piece of a streamed answer.
-#[must_use]
-pub fn chunk(
-    meta: &AnswerMeta,
-    index: u32,
-    text: &str,
-    logprobs: Option<Value>,
-    finish: Option<&str>,
-) -> Value {
-    meta.chunk(json!([{
-        "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish,
-    }]))
+/// One choice of a whole answer, or what a chunk adds to it.
+#[derive(Debug, Serialize)]
+pub struct CompletionChoice<'a> {
+    pub(super) index: u32,
+    pub(super) text: Cow<'a, str>,
+    pub(super) logprobs: Option<CompletionLogprobs<'a>>,
+    pub(super) finish_reason: Option<&'static str>,
 }
 
 /// Which `n` of the candidates have the highest mean log-probability per token, best first.
@@ -184,6 +175,7 @@ pub fn likeliest(mean_logprobs: &[f64], n: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn parse(value: Value) -> Result<CompletionRequest, ApiError> {
         CompletionRequest::parse(value.as_object().expect("the test gives an object"), 100)

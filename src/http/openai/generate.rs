@@ -124,12 +124,7 @@ fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
     check_context(prompt.len(), max_tokens, context, "messages")?;
     let id = RequestId::generate();
     let common = &request.common;
-    let meta = AnswerMeta::chat(
-        id,
-        &model.name,
-        &model.meta.fingerprint,
-        common.include_usage,
-    );
+    let meta = AnswerMeta::chat(id, &model, common.include_usage);
     let jobs = (0..common.n).map(|sample| {
         let mut job = common.request(Arc::clone(&prompt), max_tokens, sample);
         job.logprobs = request.logprobs;
@@ -219,12 +214,7 @@ fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
     let options = call.options(&Fields::new(&body), &request.common)?;
     let id = RequestId::generate();
     let common = &request.common;
-    let meta = AnswerMeta::completion(
-        id,
-        &model.name,
-        &model.meta.fingerprint,
-        common.include_usage,
-    );
+    let meta = AnswerMeta::completion(id, &model, common.include_usage);
     let (mut jobs, mut plans, mut prompt_tokens) = (Vec::new(), Vec::new(), 0);
     for (prompt_idx, prompt) in request.prompts.iter().enumerate() {
         let prompt = completion_prompt(&tokenizer, prompt)?;
@@ -356,8 +346,7 @@ fn whole(mut answer: GrowingAnswer, mut jobs: Jobs, n_per_prompt: usize, mut exc
         }
     }
     note_usage(&mut exchange.record, &jobs);
-    let body = answer.into_body(n_per_prompt);
-    exchange.json(&body);
+    exchange.json(&answer.whole(n_per_prompt));
 }
 
 /// A client that left is not told, but a half-closed one may still listen.
@@ -431,7 +420,7 @@ fn write_events(
                 stream.record.first_token();
                 hand_in_prompt(answer, jobs, job_idx);
                 for chunk in answer.chunks(job_idx, update) {
-                    stream.send(&sse::event(&chunk))?;
+                    stream.event(&chunk)?;
                 }
             }
             Wait::Silent => stream.send(sse::PING)?,
@@ -445,7 +434,7 @@ fn write_events(
         next = jobs.wait(Some(ping));
     }
     if let Some(chunk) = answer.usage_chunk() {
-        stream.send(&sse::event(&chunk))?;
+        stream.event(&chunk)?;
     }
     stream.send(sse::DONE)?;
     Ok(())
@@ -455,7 +444,7 @@ fn write_events(
 fn send_cancelled(stream: &mut Stream, answer: &GrowingAnswer) -> Result<(), StreamEnd> {
     stream.record.outcome = ErrorCode::Cancelled.row().2;
     for chunk in answer.cancelled_chunks() {
-        stream.send(&sse::event(&chunk))?;
+        stream.event(&chunk)?;
     }
     stream.send(sse::DONE)?;
     Ok(())

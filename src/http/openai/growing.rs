@@ -4,12 +4,11 @@
 //! piece, ends); a stream renders each step as a chunk, a whole answer keeps the pieces until the
 //! end. So both say the same. What is not here: where updates come from (`jobs`), and the socket.
 
-use super::answer::{AnswerMeta, UsageSum, finish_text};
+use super::answer::{AnswerMeta, Chunk, UsageChunk, UsageSum, Whole, finish_text};
 use super::choice::{Choice, Family, Piece};
 use super::completions::likeliest;
 use crate::request::{FinishReason, TokenId, TokenLogprob, Usage};
 use crate::tokenizer::Tokenizer;
-use serde_json::Value;
 use std::sync::Arc;
 
 /// `finish_reason` of a choice that was cancelled over the API: what there is of it is not an error.
@@ -56,7 +55,8 @@ struct Job {
     choice: Choice,
     is_open: bool,
     prompt_logprobs: Vec<TokenLogprob>,
-    pieces: Vec<Piece>,
+    /// All pieces so far, of a whole answer.
+    kept: Piece,
     finish: Option<FinishReason>,
 }
 
@@ -90,7 +90,7 @@ impl GrowingAnswer {
             choice: Choice::new(index as u32, family, wants_logprobs, skip_special),
             is_open: false,
             prompt_logprobs: Vec::new(),
-            pieces: Vec::new(),
+            kept: Piece::default(),
             finish: None,
         };
         Self {
@@ -119,65 +119,60 @@ impl GrowingAnswer {
         self.jobs[job_idx].prompt_logprobs = logprobs;
     }
 
-    fn steps(&mut self, job_idx: usize, update: Update) -> Vec<Step> {
+    /// In the order in which they are shown.
+    fn steps(&mut self, job_idx: usize, update: Update) -> [Option<Step>; 3] {
         let job = &mut self.jobs[job_idx];
-        let mut steps = Vec::new();
-        if !job.is_open {
-            job.is_open = true;
-            steps.push(Step::Open);
-        }
-        if let Some((text, tokens)) = job.plan.echo.take() {
+        let opening = (!job.is_open).then_some(Step::Open);
+        job.is_open = true;
+        let echo = job.plan.echo.take().and_then(|(text, tokens)| {
             let logprobs = std::mem::take(&mut job.prompt_logprobs);
-            steps.extend(job.choice.echo(text, &tokens, logprobs).map(Step::Piece));
-        }
-        match update {
-            Update::Text { text, logprobs } => {
-                steps.extend(job.choice.push(text, logprobs).map(Step::Piece));
-            }
+            job.choice.echo(text, &tokens, logprobs).map(Step::Piece)
+        });
+        let news = match update {
+            Update::Text { text, logprobs } => job.choice.push(text, logprobs).map(Step::Piece),
             Update::Finished { reason, usage } => {
-                steps.push(Step::Finish(reason));
                 job.finish = Some(reason);
                 let counted = &mut self.prompt_counted[job.plan.prompt_idx];
                 self.usage.add(usage, !*counted);
                 *counted = true;
+                Some(Step::Finish(reason))
             }
-        }
-        steps
+        };
+        [opening, echo, news]
     }
 
     /// For streams: the chunks that an update makes.
-    pub fn chunks(&mut self, job_idx: usize, update: Update) -> Vec<Value> {
+    pub fn chunks(&mut self, job_idx: usize, update: Update) -> impl Iterator<Item = Chunk<'_>> {
         let steps = self.steps(job_idx, update);
         let choice = &mut self.jobs[job_idx].choice;
+        let (meta, tokenizer) = (&self.meta, &self.tokenizer);
         let render = |step| match step {
-            Step::Open => choice.opening_chunk(&self.meta),
-            Step::Piece(piece) => Some(choice.piece_chunk(&self.meta, &self.tokenizer, piece)),
-            Step::Finish(reason) => Some(choice.finish_chunk(&self.meta, finish_text(reason))),
+            Step::Open => choice.opening(),
+            Step::Piece(piece) => Some(choice.piece_body(tokenizer, piece)),
+            Step::Finish(reason) => Some(choice.ending(finish_text(reason))),
         };
-        steps.into_iter().filter_map(render).collect()
+        let bodies = steps.into_iter().flatten().filter_map(render);
+        bodies.map(|body| meta.chunk(body))
     }
 
     /// For streams: the last chunk of every choice that was cancelled on the way.
-    #[must_use]
-    pub fn cancelled_chunks(&self) -> Vec<Value> {
+    pub fn cancelled_chunks(&self) -> impl Iterator<Item = Chunk<'_>> {
         let unfinished = self.jobs.iter().filter(|job| job.finish.is_none());
-        unfinished
-            .map(|job| job.choice.finish_chunk(&self.meta, CANCELLED))
-            .collect()
+        unfinished.map(|job| self.meta.chunk(job.choice.ending(CANCELLED)))
     }
 
     /// For streams: the chunk that tells the usage, when the client asked for it.
     #[must_use]
-    pub fn usage_chunk(&self) -> Option<Value> {
+    pub fn usage_chunk(&self) -> Option<UsageChunk<'_>> {
         let asked = self.meta.usage_null;
-        asked.then(|| self.meta.usage_chunk(self.usage.to_json()))
+        asked.then(|| self.meta.usage_chunk(&self.usage))
     }
 
     /// For whole answers: keeps what an update brings.
     pub fn keep(&mut self, job_idx: usize, update: Update) {
-        for step in self.steps(job_idx, update) {
+        for step in self.steps(job_idx, update).into_iter().flatten() {
             if let Step::Piece(piece) = step {
-                self.jobs[job_idx].pieces.push(piece);
+                self.jobs[job_idx].kept.join(piece);
             }
         }
     }
@@ -185,34 +180,25 @@ impl GrowingAnswer {
     /// The whole answer: the `n_per_prompt` likeliest choices of each prompt, all of them when
     /// there are no more.
     #[must_use]
-    pub fn into_body(mut self, n_per_prompt: usize) -> Value {
-        let mut chosen = Vec::new();
-        for prompt_idx in 0..self.prompt_counted.len() {
-            let of_prompt: Vec<usize> = (0..self.jobs.len())
-                .filter(|job_idx| self.jobs[*job_idx].plan.prompt_idx == prompt_idx)
-                .collect();
-            if of_prompt.len() <= n_per_prompt {
-                chosen.extend(of_prompt);
-                continue;
-            }
-            let means: Vec<f64> = of_prompt
-                .iter()
-                .map(|job_idx| self.jobs[*job_idx].choice.mean_logprob())
-                .collect();
-            chosen.extend(
-                likeliest(&means, n_per_prompt)
-                    .into_iter()
-                    .map(|best| of_prompt[best]),
-            );
-        }
-        let mut choices = Vec::with_capacity(chosen.len());
-        for (index, job_idx) in chosen.into_iter().enumerate() {
-            let job = &mut self.jobs[job_idx];
-            job.choice.index = index as u32;
-            let pieces = std::mem::take(&mut job.pieces);
+    pub fn whole(&self, n_per_prompt: usize) -> Whole<'_> {
+        let prompts = 0..self.prompt_counted.len();
+        let chosen = prompts.flat_map(|prompt_idx| self.likeliest_of(prompt_idx, n_per_prompt));
+        let choices = chosen.enumerate().map(|(index, job)| {
             let finish = finish_text(job.finish.unwrap_or(FinishReason::Length));
-            choices.push(job.choice.whole(&self.tokenizer, pieces, finish));
+            let choice = &job.choice;
+            choice.whole(index as u32, &self.tokenizer, &job.kept, finish)
+        });
+        self.meta.whole(choices.collect(), &self.usage)
+    }
+
+    fn likeliest_of(&self, prompt_idx: usize, n: usize) -> Vec<&Job> {
+        let of_prompt = |job: &&Job| job.plan.prompt_idx == prompt_idx;
+        let jobs: Vec<&Job> = self.jobs.iter().filter(of_prompt).collect();
+        if jobs.len() <= n {
+            return jobs;
         }
-        self.meta.body(choices, self.usage.to_json())
+        let means: Vec<f64> = jobs.iter().map(|job| job.choice.mean_logprob()).collect();
+        let best = likeliest(&means, n).into_iter();
+        best.map(|job_idx| jobs[job_idx]).collect()
     }
 }

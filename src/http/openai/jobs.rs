@@ -27,8 +27,8 @@ pub enum Wait {
 /// See the module.
 pub struct Jobs {
     streams: Vec<TokenStream>,
-    /// Jobs that have ended; they have nothing more to say.
-    ended: Vec<bool>,
+    /// Jobs that have not ended, in ascending order; the others have nothing more to say.
+    running: Vec<usize>,
     queue_time: Option<Duration>,
     n_tokens: u64,
 }
@@ -55,7 +55,7 @@ impl Jobs {
         }
         let streams = model.executor.submit_many(jobs, options)?;
         Ok(Self {
-            ended: vec![false; streams.len()],
+            running: (0..streams.len()).collect(),
             streams,
             queue_time: None,
             n_tokens: 0,
@@ -107,18 +107,15 @@ impl Jobs {
     /// The next thing that any job reports. None = wait as long as it takes.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Wait {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let running: Vec<usize> = (0..self.streams.len())
-            .filter(|job_idx| !self.ended[*job_idx])
-            .collect();
-        if let [only] = running.as_slice() {
-            let stream = &mut self.streams[*only];
+        if let [only] = self.running[..] {
+            let stream = &mut self.streams[only];
             let event = match timeout {
                 None => stream.recv(),
                 Some(timeout) => stream.recv_timeout(timeout),
             };
-            return self.report(*only, event);
+            return self.report(only, event);
         }
-        while let Some(job_idx) = TokenStream::wait_any(&self.streams, &running, deadline) {
+        while let Some(job_idx) = TokenStream::wait_any(&self.streams, &self.running, deadline) {
             // What was ready may have been for the stream itself; then others get their turn.
             match self.streams[job_idx].recv_timeout(Duration::ZERO) {
                 StreamEvent::TimedOut => {}
@@ -139,7 +136,7 @@ impl Jobs {
                 Wait::Update(job_idx, Update::Text { text, logprobs })
             }
             StreamEvent::Finished(outcome) => {
-                self.ended[job_idx] = true;
+                self.running.retain(|running| *running != job_idx);
                 self.queue_time = self.queue_time.or(outcome.stamps.queue_wait());
                 let (reason, usage) = (outcome.finish_reason, outcome.usage);
                 Wait::Update(job_idx, Update::Finished { reason, usage })

@@ -6,7 +6,8 @@
 
 use crate::request::{TokenId, TokenLogprob};
 use crate::tokenizer::Tokenizer;
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
+use std::borrow::Cow;
 
 /// What stands for a log-probability that JSON cannot hold.
 pub const LOGPROB_MIN: f64 = -9999.0;
@@ -22,38 +23,72 @@ pub fn finite(logprob: f32) -> f64 {
     }
 }
 
-fn token_text(tokenizer: &Tokenizer, token: TokenId) -> String {
-    String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()
+fn token_text(tokenizer: &Tokenizer, token: TokenId) -> Cow<'_, str> {
+    String::from_utf8_lossy(tokenizer.token_bytes(token))
 }
 
-/// One entry of `choices[].logprobs.content`.
-#[must_use]
-pub fn chat_entry(tokenizer: &Tokenizer, logprob: &TokenLogprob) -> Value {
-    let entry = |token: TokenId, value: f32| {
-        json!({
-            "token": token_text(tokenizer, token),
-            "logprob": finite(value),
-            "bytes": tokenizer.token_bytes(token),
-        })
-    };
-    let mut chosen = entry(logprob.token, logprob.logprob);
-    let top: Vec<Value> = logprob
-        .top
-        .iter()
-        .map(|(token, value)| entry(*token, *value))
-        .collect();
-    chosen["top_logprobs"] = Value::Array(top);
-    chosen
+/// `choices[].logprobs` of chat answers.
+#[derive(Debug, Serialize)]
+pub struct ChatLogprobs<'a> {
+    content: Vec<ChatEntry<'a>>,
+    /// Always null: there is no refusal.
+    refusal: (),
 }
 
-/// Builds `choices[].logprobs` of text completions piece by piece; the offsets run on.
-#[derive(Clone, Debug)]
-pub struct CompletionLogprobs {
+#[derive(Debug, Serialize)]
+struct ChatEntry<'a> {
+    #[serde(flatten)]
+    chosen: ChatToken<'a>,
+    top_logprobs: Vec<ChatToken<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatToken<'a> {
+    token: Cow<'a, str>,
+    logprob: f64,
+    bytes: &'a [u8],
+}
+
+impl<'a> ChatLogprobs<'a> {
+    /// Of tokens of the answer.
+    #[must_use]
+    pub fn new<'e>(
+        tokenizer: &'a Tokenizer,
+        entries: impl Iterator<Item = &'e TokenLogprob>,
+    ) -> Self {
+        let token = |token: TokenId, logprob: f32| ChatToken {
+            token: token_text(tokenizer, token),
+            logprob: finite(logprob),
+            bytes: tokenizer.token_bytes(token),
+        };
+        let entry = |entry: &TokenLogprob| ChatEntry {
+            chosen: token(entry.token, entry.logprob),
+            top_logprobs: entry.top.iter().map(|top| token(top.0, top.1)).collect(),
+        };
+        Self {
+            content: entries.map(entry).collect(),
+            refusal: (),
+        }
+    }
+}
+
+/// `choices[].logprobs` of text completions. None = the first prompt token, which nothing predicts.
+#[derive(Debug, Default, Serialize)]
+pub struct CompletionLogprobs<'a> {
+    tokens: Vec<Cow<'a, str>>,
+    token_logprobs: Vec<Option<f64>>,
+    top_logprobs: Vec<Option<TopMap<'a>>>,
+    text_offset: Vec<usize>,
+}
+
+/// Where in the text the next token begins, in characters; runs on from piece to piece.
+#[derive(Clone, Copy, Debug)]
+pub struct TextOffset {
     skip_special: bool,
     n_chars: usize,
 }
 
-impl CompletionLogprobs {
+impl TextOffset {
     /// Starts at offset 0.
     #[must_use]
     pub fn new(skip_special: bool) -> Self {
@@ -63,28 +98,27 @@ impl CompletionLogprobs {
         }
     }
 
-    /// The object for these tokens. None = the first prompt token, which nothing predicts.
+    /// The object for the tokens that come next. None = the first prompt token.
     #[must_use]
-    pub fn object(
+    pub fn logprobs<'a>(
         &mut self,
-        tokenizer: &Tokenizer,
+        tokenizer: &'a Tokenizer,
         entries: &[(TokenId, Option<TokenLogprob>)],
-    ) -> Value {
-        let mut tokens = Vec::with_capacity(entries.len());
-        let mut token_logprobs = Vec::with_capacity(entries.len());
-        let mut top_logprobs = Vec::with_capacity(entries.len());
-        let mut text_offset = Vec::with_capacity(entries.len());
+    ) -> CompletionLogprobs<'a> {
+        let mut object = CompletionLogprobs::default();
         for (token, logprob) in entries {
-            tokens.push(Value::from(token_text(tokenizer, *token)));
-            text_offset.push(Value::from(self.n_chars));
+            let logprob = logprob.as_ref();
+            object.tokens.push(token_text(tokenizer, *token));
+            object
+                .token_logprobs
+                .push(logprob.map(|entry| finite(entry.logprob)));
+            object
+                .top_logprobs
+                .push(logprob.map(|entry| TopMap::new(tokenizer, entry)));
+            object.text_offset.push(self.n_chars);
             self.n_chars += self.chars_of(tokenizer, *token);
-            token_logprobs.push(logprob.as_ref().map(|entry| finite(entry.logprob)));
-            top_logprobs.push(logprob.as_ref().map(|entry| top_map(tokenizer, entry)));
         }
-        json!({
-            "tokens": tokens, "token_logprobs": token_logprobs,
-            "top_logprobs": top_logprobs, "text_offset": text_offset,
-        })
+        object
     }
 
     /// Characters that begin in this token.
@@ -103,13 +137,26 @@ impl CompletionLogprobs {
 
 /// `{text: logprob}` of the likeliest tokens and the chosen one. Two tokens with the same text
 /// (broken UTF-8) keep the likelier.
-fn top_map(tokenizer: &Tokenizer, entry: &TokenLogprob) -> Map<String, Value> {
-    let mut map = Map::new();
-    for (token, value) in entry.top.iter().chain([&(entry.token, entry.logprob)]) {
-        map.entry(token_text(tokenizer, *token))
-            .or_insert_with(|| Value::from(finite(*value)));
+#[derive(Debug)]
+struct TopMap<'a>(Vec<(Cow<'a, str>, f64)>);
+
+impl<'a> TopMap<'a> {
+    fn new(tokenizer: &'a Tokenizer, entry: &TokenLogprob) -> Self {
+        let mut map = Vec::with_capacity(entry.top.len() + 1);
+        for (token, value) in entry.top.iter().chain([&(entry.token, entry.logprob)]) {
+            let text = token_text(tokenizer, *token);
+            if map.iter().all(|(known, _)| *known != text) {
+                map.push((text, finite(*value)));
+            }
+        }
+        Self(map)
     }
-    map
+}
+
+impl Serialize for TopMap<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
+    }
 }
 
 #[cfg(test)]
