@@ -225,7 +225,7 @@ fn wrong_registrations_are_refused_with_a_reason() {
             json!({"tokens": tokens(1, 32), "loops": 0}),
             400,
             "invalid_value",
-            "'loops'",
+            "0 loops were asked",
         ),
         (
             json!({"tokens": tokens(1, 32), "model": "no"}),
