@@ -297,6 +297,23 @@ pub struct ModelConfig {
     pub engine: EngineConfig,
 }
 
+/// A client of the data plane: `[keys.NAME]`.
+#[derive(Clone, PartialEq)]
+pub struct KeyConfig {
+    /// In logs and lists, instead of the key.
+    pub name: String,
+    /// What it sends.
+    pub key: String,
+    /// Highest priority of its requests; a higher one is lowered to it.
+    pub max_priority: i32,
+}
+
+impl std::fmt::Debug for KeyConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KeyConfig({}, {})", self.name, self.max_priority) // never the key itself
+    }
+}
+
 /// Everything.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
@@ -310,6 +327,8 @@ pub struct Config {
     pub executor: ExecutorConfig,
     /// Defaults of all engines.
     pub engine: EngineConfig,
+    /// Clients in the order of their names, beside `server.api_keys`.
+    pub keys: Vec<KeyConfig>,
     /// Models in the order of their names.
     pub models: Vec<ModelConfig>,
 }
@@ -328,7 +347,20 @@ struct File {
     log: LogConfig,
     executor: ExecutorConfig,
     engine: EngineConfig,
+    keys: BTreeMap<String, FileKey>,
     models: BTreeMap<String, FileModel>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileKey {
+    key: String,
+    #[serde(default = "any_priority")]
+    max_priority: i32,
+}
+
+fn any_priority() -> i32 {
+    i32::MAX
 }
 
 #[derive(Debug, Deserialize)]
@@ -380,6 +412,7 @@ impl Config {
             log: file.log,
             executor: file.executor,
             engine: file.engine,
+            keys: file.keys.into_iter().map(key_config).collect(),
             models: Vec::new(),
         };
         if let Some(key_file) = config.server.api_key_file.as_mut() {
@@ -429,6 +462,9 @@ impl Config {
                 management.host
             ));
         }
+        if let Some(empty) = self.keys.iter().find(|client| client.key.is_empty()) {
+            return fault(format!("keys.{}: `key` is empty", empty.name));
+        }
         let mut seen = std::collections::BTreeSet::new();
         for model in &self.models {
             for id in std::iter::once(&model.name).chain(&model.aliases) {
@@ -444,6 +480,14 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+fn key_config((name, key): (String, FileKey)) -> KeyConfig {
+    KeyConfig {
+        name,
+        key: key.key,
+        max_priority: key.max_priority,
     }
 }
 
@@ -594,6 +638,19 @@ mod tests {
         );
         let file = Path::new("/etc/t/m.gguf").to_owned();
         assert_eq!(model.source, ModelSource::File(file));
+    }
+
+    #[test]
+    fn clients_have_names_and_limits() {
+        let config = parse("[keys.a]\nkey = \"x\"\nmax_priority = 3\n[keys.b]\nkey = \"\"\n");
+        let config = config.expect("parses");
+        assert_eq!(
+            (config.keys[0].name.as_str(), config.keys[0].max_priority),
+            ("a", 3)
+        );
+        assert_eq!(config.keys[1].max_priority, i32::MAX);
+        assert!(config.check().unwrap_err().0.contains("keys.b"));
+        assert!(!format!("{:?}", config.keys[0]).contains('x'));
     }
 
     #[test]

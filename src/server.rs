@@ -133,7 +133,7 @@ fn data_plane_keys(config: &Config) -> Result<Keys, Error> {
         }
         keys.extend(read);
     }
-    Ok(Keys::new(keys))
+    Ok(Keys::new(keys).with_clients(&config.keys))
 }
 
 fn wire_config(config: &Config) -> WireConfig {

@@ -278,9 +278,11 @@ fn announce(server: &Server, config: &Config) -> Result<(), Error> {
         .map(|model| model.name.as_str())
         .collect();
     text.push_str(&format!("models: {}\n\n", names.join(", ")));
-    let key = match config.server.api_keys.is_empty() && config.server.api_key_file.is_none() {
-        true => "",
-        false => " -H 'authorization: Bearer YOUR_KEY'",
+    let server = &config.server;
+    let has_keys = !server.api_keys.is_empty() || !config.keys.is_empty();
+    let key = match has_keys || server.api_key_file.is_some() {
+        false => "",
+        true => " -H 'authorization: Bearer YOUR_KEY'",
     };
     let body = serde_json::json!({
         "model": names.first(), "stream": true,

@@ -2,17 +2,27 @@
 //!
 //! Immutable after start, shared by all workers. A key comes as `Authorization: Bearer KEY` or
 //! `x-api-key: KEY`. The comparison takes the same time wherever two keys of one length differ,
-//! and looks at every key. What is not here: who may do what (one level of trust per plane).
+//! and looks at every key. What is not here: which routes ask for one (`router`).
 
 use super::errors::{ApiError, ErrorCode};
+use crate::config::KeyConfig;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Who a key belongs to, and what it may ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// May be logged and listed.
+    pub name: Arc<str>,
+    /// Highest priority of its requests; a higher one is lowered to it.
+    pub max_priority: i32,
+}
+
 /// Keys that open a plane; none = everything is open.
 #[derive(Clone, Default)]
 pub struct Keys {
-    keys: Vec<String>,
+    keys: Vec<(String, Client)>,
 }
 
 impl std::fmt::Debug for Keys {
@@ -22,11 +32,32 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Keys given one by one; empty ones are left out.
+    /// Keys given one by one, named by their place (`key-1`); empty ones are left out.
     #[must_use]
     pub fn new(keys: impl IntoIterator<Item = String>) -> Self {
-        let keys = keys.into_iter().filter(|key| !key.is_empty()).collect();
-        Self { keys }
+        let keys = keys.into_iter().filter(|key| !key.is_empty()).zip(1..);
+        let keys = keys.map(|(key, place)| {
+            let name = format!("key-{place}").into();
+            let max_priority = i32::MAX;
+            (key, Client { name, max_priority })
+        });
+        Self {
+            keys: keys.collect(),
+        }
+    }
+
+    /// And those with names and limits of their own.
+    #[must_use]
+    pub fn with_clients(mut self, clients: &[KeyConfig]) -> Self {
+        let clients = clients.iter().map(|config| {
+            let client = Client {
+                name: config.name.as_str().into(),
+                max_priority: config.max_priority,
+            };
+            (config.key.clone(), client)
+        });
+        self.keys.extend(clients);
+        self
     }
 
     /// Reads one key per line; blank lines and `#` comments are skipped.
@@ -43,13 +74,12 @@ impl Keys {
         !self.keys.is_empty()
     }
 
-    /// Checks the headers of a request. Who it is, by the place of the key in the list (`key-1`),
-    /// which may be logged and listed; None when no key is asked.
+    /// Checks the headers of a request. Who it is; None when no key is asked.
     pub fn check(
         &self,
         authorization: Option<&[u8]>,
         x_api_key: Option<&[u8]>,
-    ) -> Result<Option<Arc<str>>, ApiError> {
+    ) -> Result<Option<Client>, ApiError> {
         if self.keys.is_empty() {
             return Ok(None);
         }
@@ -60,12 +90,12 @@ impl Keys {
             ));
         };
         let mut known = None;
-        for (index, key) in self.keys.iter().enumerate() {
+        for (key, client) in &self.keys {
             let is_same = same(key.as_bytes(), given); // every key is looked at
-            known = if is_same { Some(index) } else { known };
+            known = if is_same { Some(client) } else { known };
         }
         match known {
-            Some(index) => Ok(Some(format!("key-{}", index + 1).into())),
+            Some(client) => Ok(Some(client.clone())),
             None => Err(ApiError::new(
                 ErrorCode::InvalidApiKey,
                 "the API key is not known",
@@ -96,7 +126,16 @@ mod tests {
     fn keys_are_checked_in_both_headers() {
         let keys = Keys::new(["secret".to_owned(), String::new(), "other".to_owned()]);
         let first = keys.check(Some(b"Bearer secret"), None);
-        assert_eq!(first.expect("known").as_deref(), Some("key-1"));
+        let first = first.expect("known").expect("keys are asked");
+        assert_eq!((&*first.name, first.max_priority), ("key-1", i32::MAX));
+        let named = keys.clone().with_clients(&[KeyConfig {
+            name: "alice".to_owned(),
+            key: "hers".to_owned(),
+            max_priority: 5,
+        }]);
+        let alice = named.check(Some(b"Bearer hers"), None).expect("known");
+        let alice = alice.expect("keys are asked");
+        assert_eq!((&*alice.name, alice.max_priority), ("alice", 5));
         assert!(keys.check(Some(b"bearer  other "), None).is_ok());
         assert!(keys.check(None, Some(b"other")).is_ok());
         for (authorization, x_api_key) in [

@@ -5,7 +5,7 @@
 //! error shape here. A panic below costs one request: the wire layer answers 500.
 
 use super::access_log::AccessRecord;
-use super::auth::Keys;
+use super::auth::{Client, Keys};
 use super::cors::Cors;
 use super::errors::{ApiError, ErrorCode};
 use super::exchange::{Exchange, request_id};
@@ -81,11 +81,16 @@ impl DataPlane {
             Err(error) => return exchange.error(&error),
         };
         let state = &self.state;
+        let max_priority = client
+            .as_ref()
+            .map_or(i32::MAX, |client| client.max_priority);
+        let client = client.map(|client| client.name);
         let call = || Call {
             state,
             ping: self.stream_ping,
             request,
             client: client.clone(),
+            max_priority,
         };
         match route {
             Route::Root => exchange.json(&ops::root(state)),
@@ -111,7 +116,7 @@ impl DataPlane {
     }
 
     /// Who asks; None when no keys are asked for.
-    fn client(&self, route: &Route, request: &Request) -> Result<Option<Arc<str>>, ApiError> {
+    fn client(&self, route: &Route, request: &Request) -> Result<Option<Client>, ApiError> {
         if route.is_open() {
             return Ok(None);
         }

@@ -13,7 +13,6 @@ use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, parse_object};
 use crate::http::openai::generate::{self, Call};
 use crate::http::openai::sampling::{check_context, token_ids};
-use crate::http::openai::schedule::Schedule;
 use crate::http::state::ServerState;
 use crate::pool::LoadedModel;
 use crate::request::{PinError, PrefixId, TokenId};
@@ -138,7 +137,7 @@ impl Asked {
         let fields = Fields::new(&body);
         let (model, loops) = call.model(&fields)?;
         let depth = Depth::parse(&fields, loops, model.meta.loops)?;
-        let schedule = Schedule::parse(&fields, |name| call.request.all(name).collect())?;
+        let schedule = call.schedule(&fields)?;
         let (tokens, param) = tokens(&model, &body)?;
         check_context(tokens.len(), 0, model.context_length, param)?;
         let salt = fields.string("cache_salt")?;

@@ -47,6 +47,8 @@ pub struct Call<'a> {
     pub request: &'a Request,
     /// Who asks, when keys are asked for.
     pub client: Option<Arc<str>>,
+    /// Highest priority that it may ask for.
+    pub max_priority: i32,
 }
 
 /// What a request has become: an answer to grow and the jobs that feed it.
@@ -90,12 +92,21 @@ impl Call<'_> {
         common.isolation_key = isolation_key(mode, self.client.as_deref(), salt);
     }
 
+    /// How it wants to be scheduled, within what its key allows.
+    pub fn schedule(&self, fields: &Fields<'_>) -> Result<Schedule, ApiError> {
+        let asked = Schedule::parse(fields, |name| self.request.all(name).collect())?;
+        Ok(Schedule {
+            priority: asked.priority.min(self.max_priority),
+            ..asked
+        })
+    }
+
     fn options(
         &self,
         fields: &Fields<'_>,
         common: &CommonOptions,
     ) -> Result<SubmitOptions, ApiError> {
-        let schedule = Schedule::parse(fields, |name| self.request.all(name).collect())?;
+        let schedule = self.schedule(fields)?;
         Ok(SubmitOptions {
             priority: schedule.priority,
             slo_ms: schedule.slo_ms,

@@ -3,7 +3,7 @@
 //! Pure. Headers exist for clients that cannot add fields to the body, and for proxies that speak for
 //! them. The same setting given twice must be the same: guessing which one was meant would hide a
 //! mistake, so a contradiction is a 400 that names both. What is not here: what the scheduler does
-//! with it, and the limits per API key.
+//! with it, and the limit of the client's key (`generate::Call::schedule`).
 
 use super::fields::Fields;
 use crate::http::errors::ApiError;
