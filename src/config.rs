@@ -33,8 +33,11 @@ pub struct ExecutorConfig {
     pub target_inflight: Option<u32>,
     /// A waiting job gains one priority level per this time; 0 = off.
     pub aging_interval_ms: u64,
-    /// Longest wait in the queue; in the file `queue_timeout_s`.
-    #[serde(rename = "queue_timeout_s", deserialize_with = "optional_seconds")]
+    /// Longest wait in the queue; in the file `queue_timeout_ms`.
+    #[serde(
+        rename = "queue_timeout_ms",
+        deserialize_with = "optional_milliseconds"
+    )]
     pub queue_timeout: Option<Duration>,
     /// Whether a request may take the slot of a running one of lower priority.
     pub preempt_running: bool,
@@ -140,7 +143,8 @@ pub struct ServerConfig {
     pub host: IpAddr,
     /// Port; 0 picks a free one.
     pub port: u16,
-    /// Worker threads of the data plane. A stream holds one as long as it runs.
+    /// Worker threads of the data plane. A request holds one as long as it waits or runs; 0 = as many
+    /// as may wait and run, see [`Config::http_workers`].
     pub http_workers: usize,
     /// Complete requests that may wait for a worker.
     pub http_queue_depth: usize,
@@ -172,7 +176,7 @@ impl Default for ServerConfig {
         Self {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 8080,
-            http_workers: 64,
+            http_workers: 0,
             http_queue_depth: 256,
             max_connections: 4096,
             max_body_bytes: 16 << 20,
@@ -296,6 +300,11 @@ pub struct ModelConfig {
     /// Sizes of its engine: `[engine]`, then the model's own.
     pub engine: EngineConfig,
 }
+
+/// HTTP workers beyond those that requests hold: they say no, and list models.
+const SPARE_WORKERS: usize = 16;
+/// Most HTTP workers that are started unasked.
+const HTTP_WORKERS_MAX: usize = 1024;
 
 /// A client of the data plane: `[keys.NAME]`.
 #[derive(Clone, PartialEq)]
@@ -442,11 +451,46 @@ impl Config {
         Ok(config)
     }
 
+    /// HTTP workers to start. Each request that waits or runs holds one; with fewer than may wait and
+    /// run, some would wait where no priority, objective or deadline is known.
+    #[must_use]
+    pub fn http_workers(&self) -> usize {
+        if self.server.http_workers > 0 {
+            return self.server.http_workers;
+        }
+        let may_be_there = |model: &ModelConfig| {
+            let slots = match &model.source {
+                ModelSource::File(_) => model.engine.max_sequences,
+                ModelSource::Fake(fake) => fake.max_inflight,
+            };
+            let slots = model
+                .executor
+                .target_inflight
+                .map_or(slots, |n| n.min(slots));
+            model
+                .executor
+                .max_queue_depth
+                .saturating_add(slots as usize)
+        };
+        let all = self.models.iter().map(may_be_there);
+        all.fold(SPARE_WORKERS, usize::saturating_add)
+            .clamp(64, HTTP_WORKERS_MAX)
+    }
+
+    fn bad_ema_alpha(&self) -> Option<f64> {
+        let alphas = self.models.iter().map(|model| model.executor.ema_alpha);
+        alphas
+            .into_iter()
+            .find(|alpha| !(*alpha > 0.0 && *alpha <= 1.0))
+    }
+
     /// Faults that no single key shows.
     pub fn check(&self) -> Result<(), ConfigError> {
         let fault = |text: String| Err(ConfigError(text));
-        if self.server.http_workers == 0 {
-            return fault("http_workers is 0; at least one worker must answer".to_owned());
+        if let Some(alpha) = self.bad_ema_alpha() {
+            return fault(format!(
+                "ema_alpha is {alpha}; it must be above 0 and at most 1"
+            ));
         }
         if !matches!(self.server.overload_status, 429 | 503) {
             return fault(format!(
@@ -574,10 +618,10 @@ fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Er
     Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
 }
 
-fn optional_seconds<'de, D: Deserializer<'de>>(
+fn optional_milliseconds<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Duration>, D::Error> {
-    seconds(deserializer).map(Some)
+    u64::deserialize(deserializer).map(|ms| Some(Duration::from_millis(ms)))
 }
 
 #[cfg(test)]
@@ -623,7 +667,7 @@ mod tests {
     fn local_values_win_per_key_and_models_inherit_sections() {
         let base = "[server]\nport = 1\nhost = \"::1\"\n[engine]\nmax_rows = 7\nmax_sequences = 3\n\
                     [models.m]\nfile = \"m.gguf\"\n[models.m.engine]\nmax_rows = 9\n";
-        let local = "[server]\nport = 2\n[models.m.executor]\nqueue_timeout_s = 1.5\n";
+        let local = "[server]\nport = 2\n[models.m.executor]\nqueue_timeout_ms = 1500\n";
         let local = Some(("local.toml".to_owned(), local.to_owned()));
         let config = Config::from_texts("t.toml", base, local, Path::new("/etc/t")).expect("valid");
         assert_eq!(
@@ -638,6 +682,26 @@ mod tests {
         );
         let file = Path::new("/etc/t/m.gguf").to_owned();
         assert_eq!(model.source, ModelSource::File(file));
+    }
+
+    #[test]
+    fn there_is_a_worker_for_each_request_that_may_wait_or_run() {
+        let workers = |text: &str| parse(text).expect("parses").http_workers();
+        assert_eq!(workers("[models.m]\nfile = \"a\"\n"), 128 + 16 + 16);
+        assert_eq!(
+            workers("[models.m]\nfile = \"a\"\n[server]\nhttp_workers = 3\n"),
+            3
+        );
+        assert_eq!(
+            workers("[executor]\nmax_queue_depth = 4\n[models.m]\nfile = \"a\"\n"),
+            64
+        );
+        assert_eq!(
+            workers("[executor]\nmax_queue_depth = 99999\n[models.m.fake]\n"),
+            1024
+        );
+        let alpha = parse("[executor]\nema_alpha = 7.0\n[models.m.fake]\n").expect("parses");
+        assert!(alpha.check().unwrap_err().0.contains("ema_alpha"));
     }
 
     #[test]

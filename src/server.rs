@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// After the drain timeout: time for the last error events to reach their clients.
-const ANSWER_GRACE: Duration = Duration::from_secs(1);
+const ANSWER_GRACE: Duration = Duration::from_secs(3);
 
 /// A running server. Dropping it stops it without a drain.
 pub struct Server {
@@ -140,7 +140,7 @@ fn wire_config(config: &Config) -> WireConfig {
     let server = &config.server;
     WireConfig {
         listen: vec![SocketAddr::new(server.host, server.port).to_string()],
-        workers: server.http_workers,
+        workers: config.http_workers(),
         queue: server.http_queue_depth,
         max_connections: server.max_connections,
         max_body_bytes: server.max_body_bytes,

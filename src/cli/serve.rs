@@ -79,13 +79,29 @@ pub struct ServeArgs {
     /// Most requests waiting per model; further ones get 503 [default: 128].
     #[arg(long, value_name = "COUNT")]
     pub max_queue_depth: Option<usize>,
+    /// Most prompt tokens of all requests waiting per model [default: no limit].
+    #[arg(long, value_name = "TOKENS")]
+    pub max_queued_prompt_tokens: Option<u64>,
+    /// Latency objective in milliseconds of requests that name none [default: none].
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub default_slo_ms: Option<u64>,
+    /// A waiting request gains one priority level per this many milliseconds; 0 = never [default: 5000].
+    #[arg(long, value_name = "MS")]
+    pub aging_interval_ms: Option<u64>,
+    /// A request may take the slot of a running one of lower priority.
+    #[arg(long)]
+    pub preempt_running: bool,
+    /// Prefixes that may be registered per model [default: 16].
+    #[arg(long, value_name = "COUNT")]
+    pub prefix_pool_capacity: Option<usize>,
     /// Longest wait in the queue in seconds [default: no limit].
     #[arg(long, value_name = "SECONDS")]
     pub queue_timeout: Option<f64>,
     /// Jobs the engine holds at once [default: what it can hold].
     #[arg(long, value_name = "COUNT")]
     pub target_inflight: Option<u32>,
-    /// Worker threads of the inference APIs; a stream holds one [default: 64].
+    /// Worker threads of the inference APIs; a request holds one while it waits or runs [default: as
+    /// many as may wait and run, and 16 more].
     #[arg(long, value_name = "COUNT")]
     pub http_workers: Option<usize>,
     /// Open connections [default: 4096].
@@ -205,6 +221,16 @@ impl ServeArgs {
             put(&mut engine.max_rows, self.max_rows);
             let executor = &mut model.executor;
             put(&mut executor.max_queue_depth, self.max_queue_depth);
+            put(&mut executor.aging_interval_ms, self.aging_interval_ms);
+            put(
+                &mut executor.prefix_pool_capacity,
+                self.prefix_pool_capacity,
+            );
+            executor.preempt_running |= self.preempt_running;
+            executor.default_slo_ms = self.default_slo_ms.or(executor.default_slo_ms);
+            executor.max_queued_prompt_tokens = self
+                .max_queued_prompt_tokens
+                .or(executor.max_queued_prompt_tokens);
             executor.queue_timeout = queue_timeout.or(executor.queue_timeout);
             executor.target_inflight = self.target_inflight.or(executor.target_inflight);
         }

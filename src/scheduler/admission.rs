@@ -219,7 +219,7 @@ fn queue_full(demand: Demand, supply: Supply) -> Option<SubmitError> {
         .is_some_and(|most| tokens > most);
     let full = (supply.queue_depth >= supply.max_queue_depth || too_many_tokens) && !slot_is_free;
     full.then(|| SubmitError::QueueFull {
-        queue_depth: supply.queue_depth,
+        queue_depth: supply.queue_depth.saturating_sub(supply.group_ahead),
         max_queue_depth: supply.max_queue_depth,
         queued_prompt_tokens: supply.queued_prompt_tokens,
         max_queued_prompt_tokens: supply.max_queued_prompt_tokens,

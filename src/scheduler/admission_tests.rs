@@ -441,8 +441,7 @@ fn every_refusal_has_a_reason_and_says_whether_to_retry() {
     assert_eq!(full.numbers().len(), 4);
     assert_eq!(
         full.to_string(),
-        "4 requests with 0 prompt tokens wait already, the most allowed is 4 requests with 7 \
-         prompt tokens"
+        "4 requests wait already; with this one more than 4 requests or 7 prompt tokens would wait"
     );
     let never = SubmitError::SloBelowIdle {
         objective: Objective::FirstToken,

@@ -92,12 +92,16 @@ impl Estimates {
         self.ema_dispatch_ms
     }
 
-    /// Completions per second lately; None when unknown.
+    /// Completions per second in the last [`FORGET_AFTER`]; None when unknown.
     #[must_use]
     pub fn drain_rate_per_s(&self, now: Instant) -> Option<f64> {
-        let oldest = self.releases.front()?;
+        let mut fresh = self
+            .releases
+            .iter()
+            .filter(|at| now.duration_since(**at) < FORGET_AFTER);
+        let oldest = fresh.next()?;
         let span = now.duration_since(*oldest).as_secs_f64();
-        (span > 0.0).then(|| self.releases.len() as f64 / span)
+        (span > 0.0).then(|| (1 + fresh.count()) as f64 / span)
     }
 
     /// Everything, as far as it is still evidence. `is_idle`: nothing waits and nothing runs, so
@@ -228,6 +232,10 @@ mod tests {
         );
         let later = start + Duration::from_secs(5);
         assert_eq!(estimates.drain_rate_per_s(later), Some(2.0));
+        // An idle time is no slow drain.
+        estimates.released(None, start + FORGET_AFTER);
+        let busy_again = start + FORGET_AFTER + Duration::from_secs(1);
+        assert_eq!(estimates.drain_rate_per_s(busy_again), Some(1.0));
         assert_eq!(estimates.ema_dispatch_ms(), None);
     }
 }

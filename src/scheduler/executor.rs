@@ -372,6 +372,11 @@ impl Executor {
         }
     }
 
+    /// Counts a refusal that was made before the executor was asked, like a prompt beyond the context.
+    pub fn count_refusal(&self, reason: &str) {
+        self.core.metrics.rejected(reason);
+    }
+
     /// Most requests of one group that an idle executor takes, with prompts of at most
     /// `prompt_tokens` each. A larger group can never be served.
     #[must_use]

@@ -487,6 +487,9 @@ impl ModelMetrics {
                 self.cancelled_queued.inc();
             }
         }
+        if matches!(ending, Ending::Cancelled(RequestError::QueueTimeout)) {
+            self.rejected("queue_timeout");
+        }
         match objectives_met(&record.options, stamps, ending) {
             Some(true) => self.slo_met.inc(),
             Some(false) => self.slo_missed.inc(),

@@ -16,7 +16,7 @@
 //! no registration.
 
 use crate::request::{GenerationRequest, Prefix, PrefixId, TokenId, Usage};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
@@ -154,6 +154,9 @@ pub(crate) struct PrefixPool {
     hashers: [RandomState; 2],
     /// Guards the list; held for no call outside this file.
     list: Mutex<List>,
+    /// Held over a change of the list *and* of the pins that belong to it, so that the two agree:
+    /// without it a pin could come back for an entry that was removed meanwhile, and stay for ever.
+    changes: Mutex<()>,
 }
 
 impl PrefixPool {
@@ -162,11 +165,17 @@ impl PrefixPool {
             capacity,
             hashers: [RandomState::new(), RandomState::new()],
             list: Mutex::new(List::default()),
+            changes: Mutex::new(()),
         }
     }
 
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
+    }
+
+    /// To be held while entries and their pins change together; never by a thread that runs an engine.
+    pub(crate) fn change(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock()
     }
 
     /// The entry for this content, if it is kept; nothing needs to be computed then.

@@ -127,6 +127,7 @@ impl Executor {
     /// there is none such. Its K/V may still be found by chance, as long as nothing else needs the
     /// pages.
     pub fn remove_prefix(&self, id: PrefixId, owner: Option<&str>) -> bool {
+        let _change = self.core.prefix_pool.change();
         let removed = self.core.prefix_pool.remove(Some(id), owner);
         removed.iter().for_each(|id| self.core.unpin(*id));
         !removed.is_empty()
@@ -134,6 +135,7 @@ impl Executor {
 
     /// The same for all prefixes of an owner, or of everyone. Returns how many they were.
     pub fn remove_prefixes(&self, owner: Option<&str>) -> usize {
+        let _change = self.core.prefix_pool.change();
         let removed = self.core.prefix_pool.remove(None, owner);
         removed.iter().for_each(|id| self.core.unpin(*id));
         removed.len()
@@ -175,6 +177,7 @@ impl PrefixRegistration {
         };
         let loops = ticket.wait()?.outcome.usage.loops;
         let core = &self.core;
+        let _change = core.prefix_pool.change();
         let prefix = core.prefix_pool.begin(&self.prefix, loops);
         match core.pin_making_room(&prefix) {
             Ok(cached_tokens) => match core.prefix_pool.keep(prefix.id, cached_tokens) {
@@ -212,9 +215,12 @@ impl Core {
         let answer = self.pin(prefix);
         if answer.is_err() {
             self.unpin(prefix.id);
-            // Best effort: its blocks were cached a moment ago, so it comes back unless the pool is
-            // under great pressure; then it is computed again inside the replica.
-            drop(self.ask_pins(&leaving));
+            // Its blocks were cached a moment ago, so it comes back unless the pool is under great
+            // pressure; then it is computed again inside the replica.
+            if self.pin(&leaving).is_err() {
+                self.unpin(leaving.id);
+                self.prefix_pool.remove(Some(leaving.id), None);
+            }
         }
         answer
     }

@@ -89,10 +89,10 @@ pub enum SubmitError {
     },
     /// As many wait as may, by number or by prompt tokens.
     #[error(
-        "{queue_depth} requests with {queued_prompt_tokens} prompt tokens wait already, the most \
-         allowed is {max_queue_depth} requests{}",
+        "{queue_depth} requests wait already; with this one more than {max_queue_depth} requests{} \
+         would wait",
         max_queued_prompt_tokens
-            .map(|most| format!(" with {most} prompt tokens"))
+            .map(|most| format!(" or {most} prompt tokens"))
             .unwrap_or_default()
     )]
     QueueFull {

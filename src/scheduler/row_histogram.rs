@@ -44,14 +44,12 @@ impl RowHistogram {
         let mut buckets = Vec::with_capacity(counts.buckets.len());
         for (index, &n) in counts.buckets.iter().enumerate() {
             n_quanta += n;
-            let is_last = index + 1 == counts.buckets.len();
+            if index + 1 == counts.buckets.len() {
+                break; // without a bound: the encoder writes `+Inf` itself, and would write ours as `inf`
+            }
             let mut bucket = Bucket::default();
             bucket.set_cumulative_count(n_quanta);
-            bucket.set_upper_bound(if is_last {
-                f64::INFINITY
-            } else {
-                f64::from(1_u32 << index)
-            });
+            bucket.set_upper_bound(f64::from(1_u32 << index));
             buckets.push(bucket);
         }
         let mut histogram = Histogram::default();

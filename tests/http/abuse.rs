@@ -7,6 +7,9 @@ use super::{TestServer, wait_for};
 use crate::client::Client;
 use crate::fake::Alphabet;
 use serde_json::json;
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
 
 /// What the only answer is.
 enum End {
@@ -244,4 +247,50 @@ fn pages_answer_while_workers_and_queue_are_full() {
     for client in &mut clients {
         assert_eq!(client.read_answer().status, 200);
     }
+}
+
+/// What a client may announce and never send: tiny_http would wait for it, or make room for it.
+#[test]
+fn announced_bodies_do_not_harm_the_management_plane() {
+    let mut server = TestServer::start(Alphabet::at_once());
+    let management = server.server().management_address().expect("it listens");
+    let mut held = Vec::new();
+    for announced in [
+        "Content-Length: 99999999999",
+        "Content-Length: 2000",
+        "Transfer-Encoding: chunked",
+        "Expect: 100-continue\r\nContent-Length: 10",
+    ] {
+        let mut stream = TcpStream::connect(management).expect("it listens");
+        let line = "POST /v1/requests/x/cancel HTTP/1.1\r\nHost: h";
+        let head = format!("{line}\r\n{announced}\r\n\r\n");
+        stream
+            .write_all(head.as_bytes())
+            .expect("a fresh connection");
+        held.push(stream);
+        for plane in [management, server.address] {
+            assert_eq!(Client::connect(plane).get("/health").status, 200);
+        }
+    }
+    server.stop(Duration::ZERO); // ends, although they still hold on
+    drop(held);
+}
+
+/// The few threads of these pages are not held by clients that ask and never read.
+#[test]
+fn readers_that_stop_do_not_hide_the_pages() {
+    let server = TestServer::start(Alphabet::at_once());
+    let asks = "GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n".repeat(300);
+    let silent: Vec<TcpStream> = (0..6)
+        .map(|_| {
+            let mut stream = TcpStream::connect(server.address).expect("it listens");
+            // The server may close while this is written: then it has noticed already.
+            let _ = stream.write_all(asks.as_bytes());
+            stream
+        })
+        .collect();
+    for path in ["/health", "/ready", "/metrics"] {
+        assert_eq!(server.client().get(path).status, 200, "{path}");
+    }
+    drop(silent);
 }

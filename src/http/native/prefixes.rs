@@ -138,6 +138,7 @@ impl Asked {
         let (model, loops) = call.model(&fields)?;
         let depth = Depth::parse(&fields, loops, model.meta.loops)?;
         let schedule = call.schedule(&fields)?;
+        model.executor.preflight()?; // before anything is rendered or tokenized
         let (tokens, param) = tokens(&model, &body)?;
         check_context(tokens.len(), 0, model.context_length, param)?;
         let salt = fields.string("cache_salt")?;

@@ -77,12 +77,9 @@ pub fn completions(call: &Call<'_>, exchange: Exchange) {
 }
 
 impl Call<'_> {
-    /// The model that the body names, unless it could take nothing now: that is said before anything
-    /// is rendered or tokenized. With the depth that its name ends in.
+    /// The model that the body names, and the depth that its name ends in.
     pub fn model(&self, fields: &Fields<'_>) -> Result<(Arc<LoadedModel>, Option<u32>), ApiError> {
-        let (model, loops) = self.state.resolve_with_loops(fields.string("model")?)?;
-        model.executor.preflight()?;
-        Ok((model, loops))
+        self.state.resolve_with_loops(fields.string("model")?)
     }
 
     /// Who reuses whose blocks depends on the client and on how the model is configured.
@@ -111,6 +108,7 @@ impl Call<'_> {
             priority: schedule.priority,
             slo_ms: schedule.slo_ms,
             slo_ttft_ms: schedule.slo_ttft_ms,
+            queue_timeout: schedule.queue_timeout,
             client: self.client.clone(),
             streaming: common.stream,
             skip_special_tokens: common.skip_special,
@@ -127,12 +125,14 @@ fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
     call.isolate(&model, &mut request.common);
     request.common.depth = Depth::parse(&Fields::new(&body), loops, model.meta.loops)?;
     let options = call.options(&Fields::new(&body), &request.common)?;
+    preflight(&model, request.max_tokens)?;
     let prompt = chat_prompt(&model, &tokenizer, &request)?;
     let context = model.context_length;
     let room = context.saturating_sub(prompt.len() as u32);
     // With no limit given the answer may fill the context, but it must have room for a token.
     let max_tokens = request.max_tokens.unwrap_or(room).max(1);
-    check_context(prompt.len(), max_tokens, context, "messages")?;
+    check_context(prompt.len(), max_tokens, context, "messages")
+        .inspect_err(|_| model.executor.count_refusal("context_length_exceeded"))?;
     let id = RequestId::generate();
     let common = &request.common;
     let meta = AnswerMeta::chat(id, &model, common.include_usage);
@@ -170,6 +170,21 @@ pub fn tokenizer_of(model: &LoadedModel) -> Result<Arc<Tokenizer>, ApiError> {
         .tokenizer
         .clone()
         .ok_or_else(|| ApiError::new(ErrorCode::NotImplemented, why))
+}
+
+/// Refuses what could not be taken now before anything is rendered or tokenized. An answer that can
+/// never fit is the request's own fault, also while the queue is full.
+fn preflight(model: &LoadedModel, max_tokens: Option<u32>) -> Result<(), ApiError> {
+    let Err(refusal) = model.executor.preflight() else {
+        return Ok(());
+    };
+    check_context(
+        1,
+        max_tokens.unwrap_or(0),
+        model.context_length,
+        "max_tokens",
+    )?;
+    Err(refusal.into())
 }
 
 /// The answer and its first job share an id, so that the log and cancel routes find it.
@@ -223,6 +238,10 @@ fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
     call.isolate(&model, &mut request.common);
     request.common.depth = Depth::parse(&Fields::new(&body), loops, model.meta.loops)?;
     let options = call.options(&Fields::new(&body), &request.common)?;
+    preflight(
+        &model,
+        Some(request.max_tokens).filter(|most| *most != u32::MAX),
+    )?;
     let id = RequestId::generate();
     let common = &request.common;
     let meta = AnswerMeta::completion(id, &model, common.include_usage);
@@ -289,7 +308,8 @@ fn completion_limit(
         u32::MAX => room.max(1),
         count => count,
     };
-    check_context(prompt_tokens, max_tokens, context, "prompt")?;
+    check_context(prompt_tokens, max_tokens, context, "prompt")
+        .inspect_err(|_| model.executor.count_refusal("context_length_exceeded"))?;
     Ok(max_tokens)
 }
 

@@ -8,6 +8,7 @@
 use super::fields::Fields;
 use crate::http::errors::ApiError;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 /// Higher runs sooner, 0 is ordinary: the scheduler's direction, not vLLM's.
 const PRIORITY: RangeInclusive<i64> = -100..=100;
@@ -23,6 +24,8 @@ pub struct Schedule {
     pub slo_ms: Option<u64>,
     /// Objective for the first token in milliseconds.
     pub slo_ttft_ms: Option<u64>,
+    /// Longest wait in the queue; None = the server's.
+    pub queue_timeout: Option<Duration>,
 }
 
 impl Schedule {
@@ -40,6 +43,9 @@ impl Schedule {
             priority: setting("priority", "x-priority", PRIORITY)?.unwrap_or(0) as i32,
             slo_ms: setting("slo_ms", "x-slo-ms", SLO_MS)?.map(|ms| ms as u64),
             slo_ttft_ms: setting("slo_ttft_ms", "x-slo-ttft-ms", SLO_MS)?.map(|ms| ms as u64),
+            queue_timeout: fields
+                .integer("queue_timeout_ms", SLO_MS)?
+                .map(|ms| Duration::from_millis(ms as u64)),
         })
     }
 }
@@ -107,7 +113,10 @@ mod tests {
             priority: -5,
             slo_ms: Some(700),
             slo_ttft_ms: Some(90),
+            queue_timeout: None,
         };
+        let patient = parse(&json!({"queue_timeout_ms": 250}), &[]).expect("valid");
+        assert_eq!(patient.queue_timeout, Some(Duration::from_millis(250)));
         let body = json!({"priority": -5, "slo_ms": 700, "slo_ttft_ms": 90});
         let headers = [
             ("x-priority", "-5"),

@@ -34,6 +34,9 @@ pub struct WireConfig {
     pub idle_timeout: Duration,
     /// Allowance for one event or one answer on top of the time its bytes take at `min_bytes_per_second`.
     pub write_timeout: Duration,
+    /// The same for what [`super::Handler::is_ops`] claims. Those answers fit the send buffer of anyone
+    /// who reads; there are few workers for them, and a reader that has stopped must not hold one.
+    pub ops_write_timeout: Duration,
     /// How long input is discarded after a closing answer, so that the answer is not lost to a reset.
     pub linger: Duration,
     /// Slowest acceptable transfer in either direction; 0 = deadlines do not move with the bytes.
@@ -64,6 +67,7 @@ impl Default for WireConfig {
             body_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(10),
+            ops_write_timeout: Duration::from_millis(100),
             linger: Duration::from_secs(2),
             min_bytes_per_second: 64 << 10,
             max_body_bytes: 16 << 20,

@@ -85,7 +85,12 @@ impl Link {
 
     /// Worker: writes all of `data`. The deadline moves only with bytes that the kernel took, so a peer
     /// that reads one byte now and then cannot hold the worker.
-    pub(super) fn write_all(&self, data: &[u8], config: &WireConfig) -> io::Result<()> {
+    pub(super) fn write_all(
+        &self,
+        data: &[u8],
+        config: &WireConfig,
+        patience: Duration,
+    ) -> io::Result<()> {
         let started = Instant::now();
         let mut left = data;
         while !left.is_empty() {
@@ -95,7 +100,7 @@ impl Link {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let sent = data.len() - left.len();
-                    self.wait_writable(config.rate_deadline(started, config.write_timeout, sent))?;
+                    self.wait_writable(config.rate_deadline(started, patience, sent))?;
                 }
                 Err(error) => return Err(error),
             }

@@ -16,6 +16,7 @@ use super::refusal::{self, Refusal};
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Head and body up to this size leave in one write; larger bodies are not worth a copy.
 const ONE_WRITE_BYTES: usize = 16 << 10;
@@ -27,17 +28,26 @@ pub struct Responder {
     /// Keep is what the client wants; whether it gets it is decided when the head is written.
     framing: Framing,
     head_only: bool,
+    /// Allowance of each write, see [`super::WireConfig::write_timeout`].
+    patience: Duration,
     verdict: Option<Verdict>,
     started: bool,
 }
 
 impl Responder {
-    pub(super) fn new(link: Arc<Link>, home: Arc<Home>, framing: Framing, head_only: bool) -> Self {
+    pub(super) fn new(
+        link: Arc<Link>,
+        home: Arc<Home>,
+        framing: Framing,
+        head_only: bool,
+        patience: Duration,
+    ) -> Self {
         Responder {
             link,
             home,
             framing,
             head_only,
+            patience,
             verdict: None,
             started: false,
         }
@@ -110,7 +120,7 @@ impl Responder {
 
     fn write(&mut self, data: &[u8]) -> io::Result<()> {
         self.started = true;
-        let written = self.link.write_all(data, &self.home.config);
+        let written = self.link.write_all(data, &self.home.config, self.patience);
         if written.is_err() {
             self.verdict = Some(Verdict::Abort);
         }

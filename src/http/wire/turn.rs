@@ -126,7 +126,12 @@ impl Conn {
             keep: request.keep_alive,
             ..framing
         };
-        let responder = Responder::new(self.link.clone(), home.clone(), wish, head_only);
+        let patience = match is_ops {
+            true => home.config.ops_write_timeout,
+            false => home.config.write_timeout,
+        };
+        let link = self.link.clone();
+        let responder = Responder::new(link, home.clone(), wish, head_only, patience);
         let charge = self.peer.charge(request.held_bytes());
         request.peer = self.address;
         home.stats.requests.fetch_add(1, Relaxed);
