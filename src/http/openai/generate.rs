@@ -112,7 +112,6 @@ impl Call<'_> {
             client: self.client.clone(),
             streaming: common.stream,
             skip_special_tokens: common.skip_special,
-            ..SubmitOptions::default()
         })
     }
 }
