@@ -4,7 +4,7 @@
 //! checks that), takes no request bodies, and never touches the data plane's workers, so that it
 //! answers while everything else is busy. tiny_http is good enough here and only here: what a
 //! hostile client can do to it is why the data plane has its own connection layer. One of those
-//! things would end the process, and is kept out here: see [`let_go`].
+//! things would end the process, and is kept out here: see `let_go`.
 
 use super::auth::Keys;
 use super::errors::{ApiError, ErrorCode};
@@ -76,7 +76,7 @@ impl Management {
     }
 
     /// Ends its threads. One that a client keeps busy (it does not read) is left behind after
-    /// [`STOP_GRACE`]. Idempotent.
+    /// `STOP_GRACE`. Idempotent.
     pub fn stop(&mut self) {
         self.closing.store(true, Ordering::Release);
         for _ in &self.threads {
