@@ -6,11 +6,14 @@
 //! an unknown key is an error with its line and the nearest known key. Flags of the command line
 //! come last and win (`cli::serve`). The running server never writes configuration.
 
+mod tables;
+
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tables::{checked_table, deserialize, merge};
 use toml::{Table, Value};
 
 /// Limits of one executor.
@@ -547,71 +550,6 @@ fn section(table: &Table, model: &str, section: &str) -> Table {
     merged
 }
 
-/// Puts `over` on top of `base`, table by table, key by key; arrays are replaced whole.
-fn merge(base: &mut Table, over: Table) {
-    for (key, value) in over {
-        match (base.get_mut(&key), value) {
-            (Some(Value::Table(inner)), Value::Table(over)) => merge(inner, over),
-            (_, value) => {
-                base.insert(key, value);
-            }
-        }
-    }
-}
-
-/// Parses one file and checks every key and kind, so that errors carry this file's lines.
-fn checked_table(name: &str, text: &str) -> Result<Table, ConfigError> {
-    let describe = |error: toml::de::Error| {
-        let line = error
-            .span()
-            .map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-        let place = line.map_or(name.to_owned(), |line| format!("{name}:{line}"));
-        ConfigError(format!("{place}: {}", with_nearest_key(error.message())))
-    };
-    toml::from_str::<File>(text).map_err(describe)?;
-    text.parse::<Table>().map_err(describe)
-}
-
-fn deserialize<T: serde::de::DeserializeOwned>(name: &str, table: Table) -> Result<T, ConfigError> {
-    T::deserialize(table)
-        .map_err(|error| ConfigError(format!("{name}: {}", with_nearest_key(error.message()))))
-}
-
-/// Serde's "unknown field `x`, expected one of `a`, `b`" with the nearest key named first.
-fn with_nearest_key(message: &str) -> String {
-    let message = message.trim();
-    let Some(rest) = message.strip_prefix("unknown field `") else {
-        return message.replace('\n', " ");
-    };
-    let mut quoted = rest.split('`').step_by(2);
-    let unknown = quoted.next().unwrap_or_default();
-    let known: Vec<&str> = quoted.filter(|key| !key.is_empty()).collect();
-    let nearest = known.iter().min_by_key(|key| edit_distance(unknown, key));
-    match nearest {
-        Some(nearest) => format!(
-            "unknown key `{unknown}`; did you mean `{nearest}`? (known here: {})",
-            known.join(", ")
-        ),
-        None => format!("unknown key `{unknown}`"),
-    }
-}
-
-/// Levenshtein distance in characters.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, a_char) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b_char) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(a_char != *b_char);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
 /// Seconds, with a fraction if wanted.
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let seconds = f64::deserialize(deserializer)?;
@@ -626,6 +564,7 @@ fn optional_milliseconds<'de, D: Deserializer<'de>>(
 
 #[cfg(test)]
 mod tests {
+    use super::tables::edit_distance;
     use super::*;
 
     fn parse(text: &str) -> Result<Config, ConfigError> {
