@@ -2,54 +2,27 @@
 
 use super::{TestServer, wait_for};
 use crate::client::{Answer, Client};
+use crate::real_engine::serve_tiny;
 use serde_json::{Value, json};
-use std::path::Path;
-use std::sync::Arc;
-use tinyloop::config::{
-    Config, EngineConfig, ExecutorConfig, ModelConfig, ModelSource, PrefixIsolation,
-};
-use tinyloop::pool::{Pool, loader};
-use tinyloop::runtime::native::BackendKind;
-use tinyloop::scheduler::Metrics;
-use tinyloop::server::Server;
+use tinyloop::config::{EngineConfig, ExecutorConfig, PrefixIsolation};
 
 const PREFIXES: &str = "/v1/native/prefixes";
 
 /// 40 pages, of which one context of 128 tokens needs 8: 20 may be pinned.
 fn start(isolation: PrefixIsolation, keys: &[&str]) -> TestServer {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/tiny_llama.gguf");
-    let model = ModelConfig {
-        name: "tiny".to_owned(),
-        aliases: Vec::new(),
-        source: ModelSource::File(file),
-        executor: ExecutorConfig {
-            prefix_isolation: isolation,
-            ..ExecutorConfig::default()
-        },
-        engine: EngineConfig {
-            context_length: Some(128),
-            kv_tokens: Some(640),
-            threads: Some(1),
-            max_sequences: 4,
-            ..EngineConfig::default()
-        },
+    let executor = ExecutorConfig {
+        prefix_isolation: isolation,
+        ..ExecutorConfig::default()
     };
-    let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
-    let loaded = loader::load(&model, BackendKind::Cpu, pool.metrics(), &mut |_, _| {})
-        .expect("the committed model loads");
-    let executor = Arc::clone(&loaded.executor);
-    pool.insert(loaded).expect("the pool is empty");
-    let mut config = Config::default();
-    config.server.port = 0;
-    config.server.http_workers = 8;
-    config.server.api_keys = keys.iter().map(|key| (*key).to_owned()).collect();
-    config.management.enabled = false;
-    let server = Server::start(&config, pool).expect("the server starts");
-    TestServer {
-        address: server.address(),
-        server: Some(server),
-        executor,
-    }
+    let engine = EngineConfig {
+        context_length: Some(128),
+        kv_tokens: Some(640),
+        ..EngineConfig::default()
+    };
+    serve_tiny(executor, engine, |config| {
+        config.server.http_workers = 8;
+        config.server.api_keys = keys.iter().map(|key| (*key).to_owned()).collect();
+    })
 }
 
 fn tokens(first: u32, n: u32) -> Vec<u32> {

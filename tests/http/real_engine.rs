@@ -19,17 +19,32 @@ fn start() -> TestServer {
 
 /// The same model; its layers may loop.
 pub(crate) fn start_with(loops: LoopsConfig) -> TestServer {
+    let engine = EngineConfig {
+        loops,
+        ..EngineConfig::default()
+    };
+    serve_tiny(ExecutorConfig::default(), engine, |config| {
+        config.server.http_workers = 32;
+    })
+}
+
+/// A server over the committed tiny model with one kernel thread and four places; `edit` changes its
+/// planes.
+pub(crate) fn serve_tiny(
+    executor: ExecutorConfig,
+    engine: EngineConfig,
+    edit: impl FnOnce(&mut Config),
+) -> TestServer {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/tiny_llama.gguf");
     let model = ModelConfig {
         name: "tiny".to_owned(),
         aliases: Vec::new(),
         source: ModelSource::File(file),
-        executor: ExecutorConfig::default(),
+        executor,
         engine: EngineConfig {
             threads: Some(1),
             max_sequences: 4,
-            loops,
-            ..EngineConfig::default()
+            ..engine
         },
     };
     let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
@@ -39,8 +54,8 @@ pub(crate) fn start_with(loops: LoopsConfig) -> TestServer {
     pool.insert(loaded).expect("the pool is empty");
     let mut config = Config::default();
     config.server.port = 0;
-    config.server.http_workers = 32;
     config.management.enabled = false;
+    edit(&mut config);
     let server = Server::start(&config, pool).expect("the server starts");
     TestServer {
         address: server.address(),
