@@ -64,7 +64,7 @@ fn a_prefix_is_pinned_in_every_replica_and_once() {
         total_cached_tokens: 32,
         hits: 0,
     };
-    assert_eq!(executor.prefix_pool_stats(), stats);
+    assert_eq!(executor.prefix_pool_stats(None), stats);
     assert_eq!(executor.snapshot().prefix_pool, stats);
     assert!(
         !executor.remove_prefix(info.id, Some("you")),
@@ -117,7 +117,7 @@ fn without_room_a_full_pool_makes_some_and_otherwise_refuses() {
         error.to_string().contains("needs 4 KV pages more"),
         "{error}"
     );
-    assert_eq!(executor.prefix_pool_stats().entries, 2);
+    assert_eq!(executor.prefix_pool_stats(None).entries, 2);
     for fake in &fakes {
         assert_eq!(
             sorted(fake.pins()),
@@ -138,14 +138,14 @@ fn what_cannot_be_kept_is_refused_with_a_reason() {
     assert!(error.to_string().contains("15 tokens"), "{error}");
     let error = register(&executor, new(tokens(1, 5000))).expect_err("too long");
     assert!(matches!(error, PrefixError::Submit(_)), "{error}");
-    assert_eq!(executor.prefix_pool_stats(), PrefixPoolStats::default());
+    assert_eq!(executor.prefix_pool_stats(None), PrefixPoolStats::default());
     let (off, _fakes) = scripted(0);
     assert_eq!(register(&off, new(tokens(1, 32))), Err(PrefixError::Off));
     executor.shutdown(std::time::Duration::ZERO);
-    assert_eq!(
-        register(&executor, new(tokens(1, 32))),
-        Err(PrefixError::Submit(SubmitError::Shutdown))
-    );
+    let refused = register(&executor, new(tokens(1, 32)));
+    let Err(PrefixError::Submit(SubmitError::Shutdown { .. })) = refused else {
+        panic!("{refused:?}");
+    };
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn every_replica_skips_a_registered_prefix() {
     }
     let prefixes = executor.prefixes(None);
     assert_eq!((prefixes[0].id, prefixes[0].hits), (info.id, 4));
-    assert_eq!(executor.prefix_pool_stats().hits, 4);
+    assert_eq!(executor.prefix_pool_stats(None).hits, 4);
     executor.remove_prefixes(None);
     // Commands are in order, so a job behind the removal finds it done.
     ask(&executor, request(&[1, 2, 3], 1));
@@ -298,7 +298,7 @@ proptest! {
                     }
                 }
             }
-            let stats = executor.prefix_pool_stats();
+            let stats = executor.prefix_pool_stats(None);
             prop_assert!(stats.entries <= 2);
             prop_assert!(tight.status().kv_pages_pinned <= 4);
         }

@@ -225,16 +225,26 @@ impl Engine {
 /// The engine thread.
 fn run(mut engine: Engine, commands: &Receiver<Command>) {
     loop {
-        if intake(&mut engine, commands).is_break() {
-            return end(engine, commands);
-        }
-        let fault = match catch_unwind(AssertUnwindSafe(|| engine.step())) {
-            Ok(Ok(())) => continue,
+        let fault = match catch_unwind(AssertUnwindSafe(|| turn(&mut engine, commands))) {
+            Ok(Ok(ControlFlow::Continue(()))) => continue,
+            Ok(Ok(ControlFlow::Break(()))) => return end(engine, commands),
             Ok(Err(error)) => error.to_string(),
             Err(panic) => panic_text(panic.as_ref()),
         };
         return refuse_all(engine, commands, fault);
     }
+}
+
+/// What is asked, then one quantum.
+fn turn(
+    engine: &mut Engine,
+    commands: &Receiver<Command>,
+) -> Result<ControlFlow<()>, BackendError> {
+    if intake(engine, commands).is_break() {
+        return Ok(ControlFlow::Break(()));
+    }
+    engine.step()?;
+    Ok(ControlFlow::Continue(()))
 }
 
 /// Takes every command that is there; waits for one only when there is nothing else to do.

@@ -298,8 +298,9 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         let code = match error {
             SubmitError::NotStarted => ErrorCode::ModelLoading,
-            SubmitError::Shutdown => ErrorCode::ShuttingDown,
-            SubmitError::ModelUnloading => ErrorCode::ModelUnloading,
+            SubmitError::Shutdown { .. } => ErrorCode::ShuttingDown,
+            SubmitError::ModelUnloading { .. } => ErrorCode::ModelUnloading,
+            SubmitError::Failed => ErrorCode::ModelFailed,
             SubmitError::EmptyPrompt | SubmitError::SloBelowIdle { .. } => ErrorCode::InvalidValue,
             SubmitError::PromptTooLong { .. }
             | SubmitError::TooLong { .. }

@@ -55,12 +55,15 @@ fn is_stuck(alive: bool, step_age: Option<Duration>, stall: Duration) -> bool {
 pub fn health(state: &ServerState) -> OpsAnswer {
     let mut stuck = Vec::new();
     for model in state.models() {
-        let replicas = model.executor.snapshot().replicas;
+        let snapshot = model.executor.snapshot();
         let is_dead = |status: &crate::runtime::RuntimeStatus| {
             is_stuck(status.alive, status.step_age, state.stall())
         };
+        let replicas = snapshot.replicas.iter();
+        let is_broken =
+            snapshot.has_failed || replicas.into_iter().any(|replica| is_dead(&replica.status));
         // During the stop the runtimes end on purpose.
-        if !state.is_draining() && replicas.iter().any(|replica| is_dead(&replica.status)) {
+        if !state.is_draining() && is_broken {
             stuck.push(model.name.clone());
         }
     }

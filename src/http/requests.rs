@@ -10,6 +10,7 @@ use super::state::ServerState;
 use crate::pool::LoadedModel;
 use crate::scheduler::{RequestInfo, Snapshot};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// Everybody's requests, or one owner's.
@@ -43,10 +44,11 @@ pub fn cancel(state: &ServerState, name: &str, owner: Owner<'_>) -> Result<OpsAn
 #[must_use]
 pub fn snapshot(state: &ServerState, owner: Owner<'_>) -> OpsAnswer {
     let models = state.models();
-    let snapshots: Vec<Snapshot> = models
-        .iter()
-        .map(|model| model.executor.snapshot())
-        .collect();
+    let snapshot_of = |model: &Arc<LoadedModel>| Snapshot {
+        prefix_pool: model.executor.prefix_pool_stats(owner),
+        ..model.executor.snapshot()
+    };
+    let snapshots: Vec<Snapshot> = models.iter().map(snapshot_of).collect();
     let queue_depth: usize = snapshots.iter().map(|one| one.queue_depth).sum();
     let in_flight: u32 = snapshots.iter().map(|one| one.in_flight).sum();
     // A mean over models of different speed says nothing, so it stands here for an only model.

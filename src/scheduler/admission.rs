@@ -78,6 +78,8 @@ pub struct Supply {
     pub in_flight: u32,
     /// Requests all replicas should hold together.
     pub capacity: u32,
+    /// Nobody waits, and a running request would give its slot to this one.
+    pub may_preempt: bool,
     /// What was measured lately.
     pub measured: super::estimate::Measured,
     /// What loops cost; None for ordinary models.
@@ -93,6 +95,8 @@ pub enum Closed {
     ShuttingDown,
     /// The model is being unloaded.
     Unloading,
+    /// Its own loop panicked.
+    Failed,
 }
 
 /// The decision.
@@ -141,10 +145,19 @@ pub fn decide(demand: Demand, supply: Supply) -> Admission {
 }
 
 fn closed(_demand: Demand, supply: Supply) -> Option<SubmitError> {
+    let in_flight = supply.in_flight;
+    let retry_after_s = drained_after_s(in_flight, supply.measured.drain_rate_per_s);
     Some(match supply.closed? {
         Closed::NotStarted => SubmitError::NotStarted,
-        Closed::ShuttingDown => SubmitError::Shutdown,
-        Closed::Unloading => SubmitError::ModelUnloading,
+        Closed::ShuttingDown => SubmitError::Shutdown {
+            in_flight,
+            retry_after_s,
+        },
+        Closed::Unloading => SubmitError::ModelUnloading {
+            in_flight,
+            retry_after_s,
+        },
+        Closed::Failed => SubmitError::Failed,
     })
 }
 
@@ -206,11 +219,11 @@ fn below_idle(demand: Demand, supply: Supply) -> Option<SubmitError> {
 }
 
 /// A free slot lifts both limits, because whoever takes it does not wait: with `max_queue_depth` 0
-/// a request is taken only while a slot is free, and a prompt above the limit on tokens waits
-/// nowhere, but runs.
+/// a request is taken only while a slot is free, or while somebody would give way to it, and a
+/// prompt above the limit on tokens waits nowhere, but runs.
 fn queue_full(demand: Demand, supply: Supply) -> Option<SubmitError> {
     let waiting_for_slot = (supply.queue_depth as u64).saturating_add(u64::from(supply.in_flight));
-    let slot_is_free = waiting_for_slot < u64::from(supply.capacity);
+    let slot_is_free = waiting_for_slot < u64::from(supply.capacity) || supply.may_preempt;
     let tokens = supply
         .queued_prompt_tokens
         .saturating_add(u64::from(demand.prompt_tokens));
@@ -350,6 +363,14 @@ fn share(cost: LoopCost, loops: u32, asked: u32) -> f64 {
 /// `(ahead + share) * ema / capacity`.
 fn wait_ms(queue_ahead: usize, share: f64, ema_ms: f64, capacity: u32) -> f64 {
     (queue_ahead as f64 + share) * ema_ms / f64::from(capacity.max(1))
+}
+
+/// Whole seconds, 1..=30, until what runs should have ended; 5 when nothing is known.
+fn drained_after_s(in_flight: u32, drain_rate_per_s: Option<f64>) -> u32 {
+    match drain_rate_per_s.filter(|rate| *rate > 0.0) {
+        Some(rate) => (f64::from(in_flight) / rate).ceil().clamp(1.0, 30.0) as u32,
+        None => 5,
+    }
 }
 
 /// Whole seconds, 1..=30, until half of the queue should have drained; 1 when nothing is known.

@@ -25,6 +25,7 @@ const SUPPLY: Supply = Supply {
     max_queued_prompt_tokens: None,
     in_flight: 1,
     capacity: 1,
+    may_preempt: false,
     measured: Measured {
         ema_dispatch_ms: Some(100.0),
         ema_first_token_ms: Some(20.0),
@@ -48,6 +49,7 @@ fn closing_comes_first() {
         (Closed::NotStarted, "not_started"),
         (Closed::ShuttingDown, "shutting_down"),
         (Closed::Unloading, "model_unloading"),
+        (Closed::Failed, "model_failed"),
     ] {
         // Everything else is wrong as well, and does not matter.
         let supply = Supply {
@@ -451,8 +453,7 @@ fn every_refusal_has_a_reason_and_says_whether_to_retry() {
     assert_eq!(never.numbers(), [("slo_ttft_ms", 1.0), ("idle_ms", 2.0)]);
     for (error, should_retry, retry_after_s) in [
         (SubmitError::NotStarted, true, None),
-        (SubmitError::Shutdown, true, Some(5)),
-        (SubmitError::ModelUnloading, true, Some(5)),
+        (SubmitError::Failed, true, None),
         (SubmitError::EmptyPrompt, false, None),
         (full, true, Some(1)),
         (never, false, None),
@@ -460,6 +461,46 @@ fn every_refusal_has_a_reason_and_says_whether_to_retry() {
         let advice = (error.should_retry(), error.retry_after_s());
         assert_eq!(advice, (should_retry, retry_after_s), "{}", error.reason());
     }
+}
+
+#[test]
+fn a_drain_says_how_much_still_runs_and_when_it_should_be_done() {
+    for (in_flight, rate, expected_s) in [
+        (4, None, 5),
+        (0, Some(2.0), 1),
+        (4, Some(2.0), 2),
+        (9, Some(2.0), 5),
+        (900, Some(2.0), 30),
+    ] {
+        let supply = Supply {
+            closed: Some(Closed::ShuttingDown),
+            in_flight,
+            measured: Measured {
+                drain_rate_per_s: rate,
+                ..SUPPLY.measured
+            },
+            ..SUPPLY
+        };
+        let Admission::Refuse(refusal) = decide(DEMAND, supply) else {
+            panic!("a closed executor takes nothing");
+        };
+        assert_eq!(refusal.retry_after_s(), Some(expected_s));
+        assert_eq!(refusal.numbers(), [("in_flight", f64::from(in_flight))]);
+    }
+}
+
+#[test]
+fn who_gets_a_slot_by_preemption_needs_no_place_in_the_queue() {
+    let full = Supply {
+        max_queue_depth: 0,
+        ..SUPPLY
+    };
+    assert_eq!(verdict(DEMAND, full), "queue_full");
+    let may_preempt = Supply {
+        may_preempt: true,
+        ..full
+    };
+    assert_eq!(verdict(DEMAND, may_preempt), "admit");
 }
 
 #[test]

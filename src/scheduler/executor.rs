@@ -130,7 +130,7 @@ impl Core {
     pub(crate) fn fail_all(&self, why: &str) {
         let fault = RequestError::Fault(why.to_owned());
         let ending = Ending::Cancelled(fault.clone());
-        for record in self.queue.close(Closed::ShuttingDown) {
+        for record in self.queue.close(Closed::Failed) {
             self.settle(&record, &ending);
         }
         let ending = Ending::Failed(fault);
@@ -440,7 +440,8 @@ impl Executor {
             configured_target_inflight: core.config.target_inflight,
             effective_target_inflight: core.limits.capacity,
             accepting: counts.closed.is_none(),
-            prefix_pool: core.prefix_pool.stats(),
+            has_failed: counts.closed == Some(Closed::Failed),
+            prefix_pool: core.prefix_pool.stats(None),
             replicas,
         }
     }
@@ -560,6 +561,7 @@ fn limits(replicas: &[Replica], config: &ExecutorConfig) -> Supply {
         max_queued_prompt_tokens: config.max_queued_prompt_tokens,
         in_flight: 0,
         capacity: replicas.iter().map(|replica| replica.target).sum(),
+        may_preempt: false,
         measured: Measured::default(),
         loop_cost: None,
     }

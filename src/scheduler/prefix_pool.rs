@@ -48,14 +48,14 @@ pub struct PrefixInfo {
     pub hits: u64,
 }
 
-/// All of them.
+/// All of them, or those of one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixPoolStats {
     /// Prefixes kept.
     pub entries: usize,
     /// Their tokens together.
     pub total_cached_tokens: u64,
-    /// Hits of all prefixes since start, removed ones included.
+    /// Hits of all prefixes since start, removed ones included; of one owner: of those kept.
     pub hits: u64,
 }
 
@@ -133,9 +133,14 @@ impl List {
         self.entries.iter_mut().find(|entry| entry.prefix.id == id)
     }
 
-    /// Indices of the kept entries that must go, were `id` kept as well.
+    /// Index of the kept entry that must go, were `id` kept as well. Each owner has the capacity for
+    /// itself, so that nobody can push out what another has registered.
     fn surplus(&self, id: PrefixId, capacity: usize) -> Option<usize> {
-        let is_kept = |entry: &Entry| entry.prefix.id != id && entry.state != State::Pinning;
+        let newest = self.entries.iter().find(|entry| entry.prefix.id == id)?;
+        let is_kept = |entry: &Entry| {
+            let is_other = entry.prefix.id != id && entry.owner == newest.owner;
+            is_other && entry.state != State::Pinning
+        };
         let (indices, mut lengths): (Vec<usize>, Vec<u32>) = self
             .entries
             .iter()
@@ -268,13 +273,18 @@ impl PrefixPool {
         of_owner.filter_map(Entry::info).collect()
     }
 
-    pub(crate) fn stats(&self) -> PrefixPoolStats {
+    /// None asks for everyone.
+    pub(crate) fn stats(&self, owner: Option<&str>) -> PrefixPoolStats {
         let list = self.list.lock();
-        let kept = || list.entries.iter().filter_map(Entry::info);
+        let of_owner = || list.entries.iter().filter(|entry| entry.is_of(owner));
+        let kept = || of_owner().filter_map(Entry::info);
         PrefixPoolStats {
             entries: kept().count(),
             total_cached_tokens: kept().map(|info| u64::from(info.cached_tokens)).sum(),
-            hits: list.n_hits,
+            hits: match owner {
+                None => list.n_hits,
+                Some(_) => kept().map(|info| info.hits).sum(),
+            },
         }
     }
 
@@ -398,7 +408,7 @@ mod tests {
             assert_ne!(id_of_other, id);
             assert!(pool.give_up(id_of_other));
         }
-        assert_eq!(pool.stats().entries, 1);
+        assert_eq!(pool.stats(None).entries, 1);
         assert!(!pool.give_up(id), "it is kept");
     }
 
@@ -432,7 +442,25 @@ mod tests {
             .into_iter()
             .map(|info| (info.id, info.hits));
         assert_eq!(hits.collect::<Vec<_>>(), [(short, 1), (long, 1)]);
-        assert_eq!(pool.stats().hits, 2);
+        assert_eq!(pool.stats(None).hits, 2);
+    }
+
+    #[test]
+    fn nobody_pushes_out_what_another_owner_registered() {
+        let pool = PrefixPool::new(2);
+        let of = |owner: &str, tokens| NewPrefix {
+            owner: Some(owner.into()),
+            ..new(tokens)
+        };
+        let short = add(&pool, &of("me", vec![1; 16])).0;
+        for token in 2..6 {
+            add(&pool, &of("they", vec![token; 48]));
+        }
+        assert_eq!(pool.stats(Some("they")).entries, 2);
+        assert_eq!(pool.infos(Some("me"))[0].id, short);
+        add(&pool, &of("me", vec![8; 32]));
+        let evicted = add(&pool, &of("me", vec![9; 32])).1;
+        assert_eq!(evicted, [short], "one's own goes");
     }
 
     #[test]
@@ -447,12 +475,13 @@ mod tests {
         let mine = add(&pool, &of("me", 1)).0;
         let theirs = add(&pool, &of("they", 2)).0;
         assert_eq!(pool.infos(Some("me")).len(), 1);
+        assert_eq!(pool.stats(Some("me")).entries, 1);
         assert_eq!(pool.infos(None).len(), 3);
         assert_eq!(pool.remove(Some(theirs), Some("me")), []);
         assert_eq!(pool.remove(None, Some("they")), [theirs]);
         let begun = pool.begin(&new(vec![2; 16]), 1).id;
         assert_eq!(
-            pool.stats().entries,
+            pool.stats(None).entries,
             2,
             "what is not pinned yet does not count"
         );
@@ -482,7 +511,7 @@ mod tests {
                 model.push(n_blocks);
                 let kept = pool.infos(None).into_iter().map(|info| info.cached_tokens as usize);
                 prop_assert_eq!(kept.collect::<Vec<_>>(), model.clone());
-                prop_assert_eq!(pool.stats().total_cached_tokens, model.iter().sum::<usize>() as u64);
+                prop_assert_eq!(pool.stats(None).total_cached_tokens, model.iter().sum::<usize>() as u64);
             }
         }
     }

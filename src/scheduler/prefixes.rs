@@ -111,10 +111,10 @@ impl Executor {
         self.core.config.prefix_isolation
     }
 
-    /// Counts over all registered prefixes.
+    /// Counts over the registered prefixes of one owner, or of everyone.
     #[must_use]
-    pub fn prefix_pool_stats(&self) -> PrefixPoolStats {
-        self.core.prefix_pool.stats()
+    pub fn prefix_pool_stats(&self, owner: Option<&str>) -> PrefixPoolStats {
+        self.core.prefix_pool.stats(owner)
     }
 
     /// The registered prefixes of one owner, or of everyone, oldest first.

@@ -219,6 +219,7 @@ impl Queue {
                 supply.queue_ahead = state.ahead_of(record.key) + group_ahead;
             }
             supply.group_ahead = group_ahead;
+            supply.may_preempt = group_ahead == 0 && self.may_preempt(&state, record);
             match admission::decide(demand, supply) {
                 Admission::Admit { loops } => Record::grant(record, loops),
                 Admission::Refuse(error) => return Err(error),
@@ -320,10 +321,21 @@ impl Queue {
     }
 
     fn choose(&self, state: &State) -> Option<Move> {
-        let head = state.waiting.iter().next().map(|(&key, record)| Head {
-            key,
-            priority: record.options.priority,
-        });
+        let first = state.waiting.values().next();
+        self.choose_for(state, first.map(|record| head(record)))
+    }
+
+    /// Whether a newcomer would not wait, because a running request gave it its slot.
+    fn may_preempt(&self, state: &State, record: &Record) -> bool {
+        let is_off = self.max_preemptions == 0 || !state.waiting.is_empty();
+        !is_off
+            && matches!(
+                self.choose_for(state, Some(head(record))),
+                Some(Move::Preempt(_))
+            )
+    }
+
+    fn choose_for(&self, state: &State, head: Option<Head>) -> Option<Move> {
         let parked = state
             .parked
             .iter()
@@ -423,6 +435,13 @@ impl Queue {
     /// Numbers of everyone who runs.
     pub(crate) fn running_numbers(&self) -> Vec<u64> {
         self.state.lock().running.keys().copied().collect()
+    }
+}
+
+fn head(record: &Record) -> Head {
+    Head {
+        key: record.key,
+        priority: record.options.priority,
     }
 }
 

@@ -31,10 +31,23 @@ pub enum SubmitError {
     NotStarted,
     /// The server drains.
     #[error("the server is shutting down")]
-    Shutdown,
+    Shutdown {
+        /// Requests that are still being finished.
+        in_flight: u32,
+        /// When those should be done, from the measured drain rate: 1..=30.
+        retry_after_s: u32,
+    },
     /// The model is being unloaded.
     #[error("the model is being unloaded")]
-    ModelUnloading,
+    ModelUnloading {
+        /// Requests that are still being finished.
+        in_flight: u32,
+        /// When those should be done, from the measured drain rate: 1..=30.
+        retry_after_s: u32,
+    },
+    /// The scheduler of this model broke; `/health` says so too.
+    #[error("the model's scheduler failed; the server has to be restarted")]
+    Failed,
     /// No tokens to start from.
     #[error("the prompt is empty; a generation needs at least one token to start from")]
     EmptyPrompt,
@@ -144,8 +157,9 @@ impl SubmitError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NotStarted => "not_started",
-            Self::Shutdown => "shutting_down",
-            Self::ModelUnloading => "model_unloading",
+            Self::Shutdown { .. } => "shutting_down",
+            Self::ModelUnloading { .. } => "model_unloading",
+            Self::Failed => "model_failed",
             Self::EmptyPrompt => "empty_prompt",
             Self::PromptTooLong { .. } | Self::TooLong { .. } => "context_length_exceeded",
             Self::KvTooSmall { .. } => "kv_too_small",
@@ -161,8 +175,9 @@ impl SubmitError {
     pub fn should_retry(&self) -> bool {
         match self {
             Self::NotStarted
-            | Self::Shutdown
-            | Self::ModelUnloading
+            | Self::Shutdown { .. }
+            | Self::ModelUnloading { .. }
+            | Self::Failed
             | Self::QueueFull { .. }
             | Self::AdmissionRejected { .. } => true,
             Self::EmptyPrompt
@@ -177,9 +192,10 @@ impl SubmitError {
     #[must_use]
     pub fn retry_after_s(&self) -> Option<u32> {
         match self {
-            Self::QueueFull { retry_after_s, .. }
+            Self::Shutdown { retry_after_s, .. }
+            | Self::ModelUnloading { retry_after_s, .. }
+            | Self::QueueFull { retry_after_s, .. }
             | Self::AdmissionRejected { retry_after_s, .. } => Some(*retry_after_s),
-            Self::Shutdown | Self::ModelUnloading => Some(5),
             _ => None,
         }
     }
@@ -189,8 +205,9 @@ impl SubmitError {
     #[must_use]
     pub fn numbers(&self) -> Vec<(&'static str, f64)> {
         match *self {
-            Self::NotStarted | Self::Shutdown | Self::ModelUnloading | Self::EmptyPrompt => {
-                Vec::new()
+            Self::NotStarted | Self::Failed | Self::EmptyPrompt => Vec::new(),
+            Self::Shutdown { in_flight, .. } | Self::ModelUnloading { in_flight, .. } => {
+                vec![("in_flight", f64::from(in_flight))]
             }
             Self::PromptTooLong {
                 prompt_tokens,

@@ -86,6 +86,8 @@ pub struct Snapshot {
     pub effective_target_inflight: u32,
     /// Started and not closed.
     pub accepting: bool,
+    /// The scheduler itself broke: nothing runs any more, only a restart helps.
+    pub has_failed: bool,
     /// Registered prefixes.
     pub prefix_pool: PrefixPoolStats,
     /// Its replicas.

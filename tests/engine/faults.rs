@@ -195,3 +195,27 @@ fn a_thread_serves_jobs_and_a_shutdown_fails_what_is_left() {
         "{event:?}"
     );
 }
+
+/// Panics when it is told of a failure, as only a bug of ours could.
+struct PanickingSink;
+
+impl JobSink for PanickingSink {
+    fn emit(&mut self, _event: GenerationEvent) -> Result<(), ConsumerGone> {
+        panic!("planned")
+    }
+}
+
+#[test]
+fn a_panic_between_two_steps_is_a_fault_of_the_replica_like_one_inside() {
+    let engine = Engine::spawn(parts(None, config()), "test").expect("it starts");
+    engine.submit(Job {
+        request: Arc::new(greedy(Vec::new(), 1)), // refused at once, through the sink
+        sink: Box::new(PanickingSink),
+    });
+    let event = wait_for(&engine, &greedy(prompt(1, 10), 5));
+    let GenerationEvent::Failed(RequestError::Fault(text)) = event else {
+        panic!("{event:?}");
+    };
+    assert!(text.contains("planned"), "{text}");
+    assert!(!engine.stats().snapshot().alive);
+}

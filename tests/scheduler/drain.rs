@@ -1,12 +1,16 @@
 //! Shutdown and unload.
 
 use crate::support::{Bench, request};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tinyloop::config::ExecutorConfig;
-use tinyloop::request::RequestError;
+use tinyloop::request::{Job, RequestError, RequestId};
 use tinyloop::runtime::fake::FakeRuntime;
+use tinyloop::runtime::{Capability, Runtime, RuntimeStatus};
 use tinyloop::scheduler::{Executor, StreamEvent, SubmitError, SubmitOptions};
+use tinyloop::tokenizer::Tokenizer;
 
 #[test]
 fn shutdown_cancels_the_queue_and_lets_running_work_finish() {
@@ -29,7 +33,11 @@ fn shutdown_cancels_the_queue_and_lets_running_work_finish() {
         // The queued one ends first; that tells us that the drain has begun.
         assert_eq!(waiting.wait(), Err(RequestError::ShuttingDown));
         let refused = executor.submit(request(2), SubmitOptions::default());
-        assert_eq!(refused.expect_err("draining"), SubmitError::Shutdown);
+        let expected = SubmitError::Shutdown {
+            in_flight: 1,
+            retry_after_s: 5,
+        };
+        assert_eq!(refused.expect_err("draining"), expected);
         runtime.finish(id);
         assert!(running.finish().is_ok());
     });
@@ -51,7 +59,66 @@ fn shutdown_ends_what_does_not_finish_in_time() {
     assert_eq!(running.wait(), Err(RequestError::ModelUnloading));
     assert_eq!(waiting.wait(), Err(RequestError::ModelUnloading));
     let refused = executor.submit(request(2), SubmitOptions::default());
-    assert_eq!(refused.expect_err("unloaded"), SubmitError::ModelUnloading);
+    let reason = refused.expect_err("unloaded").reason();
+    assert_eq!(reason, "model_unloading");
+}
+
+/// A runtime whose state cannot be asked for: nothing catches that inside the driver's turn.
+struct Broken(FakeRuntime, AtomicBool);
+
+impl Runtime for Broken {
+    fn capability(&self) -> Capability {
+        self.0.capability()
+    }
+    fn submit(&self, job: Job) {
+        self.0.submit(job);
+    }
+    fn cancel(&self, id: RequestId) {
+        self.0.cancel(id);
+    }
+    fn park(&self, id: RequestId) {
+        self.0.park(id);
+    }
+    fn resume(&self, id: RequestId) {
+        self.0.resume(id);
+    }
+    fn status(&self) -> RuntimeStatus {
+        assert!(!self.1.load(Ordering::Relaxed), "planned");
+        self.0.status()
+    }
+    fn tokenizer(&self) -> Option<Arc<Tokenizer>> {
+        None
+    }
+    fn shutdown(&self) {
+        self.0.shutdown();
+    }
+}
+
+#[test]
+fn a_fault_of_the_scheduler_itself_ends_all_waits_and_shows() {
+    let breaks = Arc::new(Broken(FakeRuntime::stepped(1), AtomicBool::new(false)));
+    let runtimes = vec![
+        Arc::clone(&breaks) as Arc<dyn Runtime>,
+        Arc::new(FakeRuntime::stepped(1)),
+    ];
+    let executor = Executor::new(runtimes, ExecutorConfig::default());
+    executor.start_without_thread();
+    let options = SubmitOptions::default;
+    let running = executor.submit(request(2), options()).expect("room");
+    executor.drive();
+    let waiting = executor.submit(request(2), options()).expect("room");
+    breaks.1.store(true, Ordering::Relaxed);
+    let driven = catch_unwind(AssertUnwindSafe(|| executor.drive()));
+    assert!(driven.is_err(), "the driver panicked");
+    breaks.1.store(false, Ordering::Relaxed);
+    for ticket in [running, waiting] {
+        let error = ticket.wait().expect_err("the scheduler is gone");
+        assert!(matches!(error, RequestError::Fault(_)), "{error:?}");
+    }
+    let snapshot = executor.snapshot();
+    assert!(snapshot.has_failed && !snapshot.accepting);
+    let refused = executor.submit(request(2), options());
+    assert_eq!(refused.expect_err("it is gone"), SubmitError::Failed);
 }
 
 #[test]

@@ -254,3 +254,23 @@ fn the_wait_counts_preempted_requests_that_are_ahead() {
     assert!(slo(0, 200).is_ok());
     assert!(slo(1, 100).is_ok(), "nobody of this priority is in line");
 }
+
+#[test]
+fn without_a_queue_only_those_come_in_who_get_a_slot() {
+    let config = ExecutorConfig {
+        max_queue_depth: 0,
+        ..preempting()
+    };
+    let bench = Bench::stepped(1, config);
+    let low = arrive(&bench, 0);
+    let options = |priority| SubmitOptions {
+        priority,
+        ..SubmitOptions::default()
+    };
+    let refused = bench.try_submit(options(0)).expect_err("an equal");
+    assert_eq!(refused.reason(), "queue_full");
+    let high = bench.try_submit(options(1)).expect("it takes the slot");
+    bench.executor.drive();
+    assert_eq!(bench.state(low.id()), "preempted");
+    assert_eq!(bench.state(high.id()), "dispatched");
+}

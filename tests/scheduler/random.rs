@@ -116,7 +116,7 @@ impl Model {
                     self.entries.insert(id, Entry { place, stream });
                 }
             }
-            Err(error) if self.unloaded => assert_eq!(error, SubmitError::ModelUnloading),
+            Err(error) if self.unloaded => assert_eq!(error.reason(), "model_unloading"),
             Err(error) => {
                 assert!(matches!(error, SubmitError::QueueFull { .. }), "{error:?}");
                 assert!(!Self::fits(&before, n), "{before:?} + {n}");

@@ -95,12 +95,13 @@ impl WireConfig {
         )
     }
 
-    /// The connection cap for a process that may open `descriptors` files; at least 1.
+    /// The connection cap for a process that may open `descriptors` files; at least 1. The rest of
+    /// the process is left its share, which is never more than half.
     #[must_use]
     pub fn connection_cap(&self, descriptors: Option<usize>) -> usize {
         let threads = self.workers + self.ops_workers;
         let room = descriptors.map_or(usize::MAX, |n| {
-            n.saturating_sub(threads + RESERVED_DESCRIPTORS)
+            n - (threads + RESERVED_DESCRIPTORS).min(n / 2)
         });
         self.max_connections.min(room).max(1)
     }
@@ -156,6 +157,7 @@ mod tests {
         assert_eq!(config.connection_cap(None), 500);
         assert_eq!(config.connection_cap(Some(1024)), 500);
         assert_eq!(config.connection_cap(Some(256)), 256 - 12 - 64);
-        assert_eq!(config.connection_cap(Some(3)), 1);
+        assert_eq!(config.connection_cap(Some(64)), 32);
+        assert_eq!(config.connection_cap(Some(1)), 1);
     }
 }
