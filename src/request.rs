@@ -212,6 +212,51 @@ pub struct StopRules {
     pub include_stop_string: bool,
 }
 
+/// What shows that a token has looped enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExitRule {
+    /// The model's own gate (Ouro): enough once the probability to be done, summed over the loops
+    /// so far, reaches the threshold. 0..=1; 0 stops after the first loop.
+    Gate,
+    /// Enough once the next-token distribution is nearly that of the loop before: their
+    /// Kullback-Leibler divergence in nats is below the threshold. From the second loop on.
+    Kl,
+    /// Enough once the state is nearly that of the loop before: the norm of their difference, in
+    /// parts of the state's norm, is below the threshold. From the second loop on.
+    Latent,
+}
+
+impl ExitRule {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Gate, Self::Kl, Self::Latent];
+
+    /// Its name in requests and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gate => "gate",
+            Self::Kl => "kl",
+            Self::Latent => "latent",
+        }
+    }
+
+    /// The rule of that name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|rule| rule.name() == name)
+    }
+}
+
+/// Every token, of the prompt too, leaves the loop when a rule says that it has looped enough, at
+/// the latest after the loops of the request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdaptiveExit {
+    /// What is looked at.
+    pub rule: ExitRule,
+    /// See [`ExitRule`]; not negative. 0 never lets a token leave early, except for the gate.
+    pub threshold: f32,
+}
+
 /// One generation as the scheduler and every runtime see it.
 #[derive(Clone, Debug)]
 pub struct GenerationRequest {
@@ -233,6 +278,8 @@ pub struct GenerationRequest {
     pub loops: Option<u32>,
     /// Fewest loops the request accepts, when that meets its latency objective; None = as asked.
     pub min_loops: Option<u32>,
+    /// Leave the loop early where that changes little; None = always all loops.
+    pub adaptive: Option<AdaptiveExit>,
     /// Sliding attention window in tokens; 0 = full attention.
     pub cache_window: u32,
     /// Whether blocks computed by earlier requests may be reused.
@@ -255,6 +302,7 @@ impl GenerationRequest {
             prompt_logprobs: None,
             loops: None,
             min_loops: None,
+            adaptive: None,
             cache_window: 0,
             reuse_prefix: true,
             isolation_key: 0,
@@ -291,8 +339,24 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Generated tokens; a final end-of-generation token counts.
     pub completion_tokens: u32,
-    /// Loops the request ran with (1 for ordinary models).
+    /// Loops the request ran with (1 for ordinary models): granted, and with early exit the most.
     pub loops: u32,
+    /// Tokens that went through the loop for this request, each once: prompt and generated ones, but
+    /// not those from the cache. 0 where the runtime does not count them.
+    pub loop_rows: u64,
+    /// Loops that these tokens ran, together.
+    pub loop_iterations: u64,
+}
+
+impl Usage {
+    /// Loops that a token ran, on the average over those that were computed; `loops` where none was.
+    #[must_use]
+    pub fn mean_loops(&self) -> f64 {
+        match self.loop_rows {
+            0 => f64::from(self.loops),
+            n_rows => self.loop_iterations as f64 / n_rows as f64,
+        }
+    }
 }
 
 /// What a runtime reports about one job, in this order: `PromptLogprobs`?, then `Token`/`Text`*,
@@ -374,6 +438,25 @@ impl fmt::Debug for Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules_parse_back_and_loops_have_a_mean() {
+        for rule in ExitRule::ALL {
+            assert_eq!(ExitRule::parse(rule.name()), Some(rule));
+        }
+        assert_eq!(ExitRule::parse("Gate"), None);
+        let usage = Usage {
+            loops: 4,
+            ..Usage::default()
+        };
+        assert_eq!(usage.mean_loops(), 4.0);
+        let counted = Usage {
+            loop_rows: 8,
+            loop_iterations: 20,
+            ..usage
+        };
+        assert_eq!(counted.mean_loops(), 2.5);
+    }
 
     #[test]
     fn ids_are_hex_characters_and_parse_back() {

@@ -72,6 +72,12 @@ pub(super) struct Sequence {
     pub(super) pin: Option<PinWish>,
     /// Log-probabilities of prompt tokens 1.. so far; None when not asked or already sent.
     scored: Option<Vec<TokenLogprob>>,
+    /// Positions whose loops are counted: all that were ever computed. What is computed again after
+    /// a preemption is not counted again, so that only time tells.
+    n_counted: usize,
+    /// Counts for [`Usage`].
+    loop_rows: u64,
+    loop_iterations: u64,
     /// Number of the quantum in which rows of it entered last.
     pub(super) last_served: u64,
     /// It has told its sink the end and leaves after this quantum.
@@ -102,6 +108,9 @@ impl Sequence {
             n_cached: None,
             pin: None,
             scored,
+            n_counted: 0,
+            loop_rows: 0,
+            loop_iterations: 0,
             last_served: 0,
             has_ended: false,
             request,
@@ -150,6 +159,15 @@ impl Sequence {
         let n_scored = self.scored.as_ref().map(Vec::len);
         let yields_score = position + 1 < self.n_prompt();
         yields_token || (yields_score && n_scored.is_some_and(|n_scored| position >= n_scored))
+    }
+
+    /// Notes that a row of its flight has run `loops` loops.
+    pub(super) fn count_loops(&mut self, position: usize, loops: u32) {
+        if position >= self.n_counted {
+            self.n_counted = position + 1;
+            self.loop_rows += 1;
+            self.loop_iterations += u64::from(loops);
+        }
     }
 
     /// Notes the score of the next prompt token.
@@ -227,6 +245,8 @@ impl Sequence {
             cached_tokens: self.n_cached.unwrap_or(0),
             completion_tokens: self.n_generated() as u32,
             loops: self.loops,
+            loop_rows: self.loop_rows,
+            loop_iterations: self.loop_iterations,
         };
         self.has_ended = true;
         let _ = self.sink.emit(GenerationEvent::Finished { reason, usage });

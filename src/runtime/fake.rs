@@ -148,6 +148,7 @@ pub fn answer(
             cached_tokens: 0,
             completion_tokens: tokens.len() as u32,
             loops: request.loops.unwrap_or(1),
+            ..Usage::default()
         },
     });
     events

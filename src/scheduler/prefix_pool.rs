@@ -423,6 +423,7 @@ mod tests {
             cached_tokens,
             completion_tokens: 1,
             loops: 1,
+            ..Usage::default()
         };
         let mut request = GenerationRequest::new(tokens, 1);
         for cached in [48, 16, 15, 0] {

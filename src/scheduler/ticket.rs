@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 pub struct Outcome {
     /// Why it ended.
     pub finish_reason: FinishReason,
-    /// Token counts. After a matched stop string `cached_tokens` is 0: the runtime is not asked.
+    /// Token counts. After a matched stop string `cached_tokens` and the counts of loops are 0: the
+    /// runtime is not asked.
     pub usage: Usage,
     /// A stop string ended it, not a token.
     pub stopped_by_text: bool,
@@ -288,6 +289,7 @@ impl TokenStream {
             cached_tokens: 0,
             completion_tokens: self.n_tokens,
             loops: record.loops.map_or(1, |loops| loops.granted),
+            ..Usage::default()
         };
         let reason = FinishReason::Stop;
         let ending = Ending::Done { reason, usage };
@@ -304,8 +306,8 @@ impl TokenStream {
         self.ended = Some(end.map(|outcome| Outcome {
             finish_reason: reason,
             usage: Usage {
-                cached_tokens: outcome.usage.cached_tokens,
-                ..usage
+                completion_tokens: usage.completion_tokens,
+                ..outcome.usage
             },
             stopped_by_text: true,
             ..outcome

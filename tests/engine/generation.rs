@@ -40,7 +40,11 @@ fn greedy_tokens_are_those_of_the_model_run_by_hand() {
             cached_tokens: 0,
             completion_tokens: 12,
             loops: model.plan.default_loops,
+            ..Usage::default()
         };
+        // All but the last token, which was generated and not looked at.
+        let loops = (outcome.loops.rows, outcome.loops.iterations);
+        assert_eq!(loops, (61, 61 * u64::from(model.plan.default_loops)));
         assert_eq!(outcome.finish, Some((FinishReason::Length, usage)));
     }
 }

@@ -17,8 +17,24 @@ pub(crate) struct Outcome {
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprob>>,
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) logprobs: Vec<TokenLogprob>,
+    /// Without counts of loops.
     pub(crate) finish: Option<(FinishReason, Usage)>,
+    pub(crate) loops: LoopCounts,
     pub(crate) failure: Option<RequestError>,
+}
+
+/// Tokens computed and the loops that they ran. Cached tokens are not computed, so outcomes are
+/// compared without it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LoopCounts {
+    pub(crate) rows: u64,
+    pub(crate) iterations: u64,
+}
+
+impl PartialEq for LoopCounts {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 impl Outcome {
@@ -62,7 +78,13 @@ impl JobSink for Collector {
                 outcome.logprobs.extend(logprob);
             }
             GenerationEvent::Text(text) => panic!("the engine knows no text: {text}"),
-            GenerationEvent::Finished { reason, usage } => outcome.finish = Some((reason, usage)),
+            GenerationEvent::Finished { reason, mut usage } => {
+                outcome.loops = LoopCounts {
+                    rows: std::mem::take(&mut usage.loop_rows),
+                    iterations: std::mem::take(&mut usage.loop_iterations),
+                };
+                outcome.finish = Some((reason, usage));
+            }
             GenerationEvent::Failed(error) => outcome.failure = Some(error),
         }
         Ok(())

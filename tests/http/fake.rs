@@ -74,6 +74,7 @@ impl Active {
                 cached_tokens: 0,
                 completion_tokens: self.n_sent,
                 loops: 1,
+                ..Usage::default()
             };
             let reason = FinishReason::Length;
             let _ = self

@@ -378,6 +378,9 @@ impl State {
             }
             self.free_slots.append(&mut sequence.slots);
             sequence.flight = None;
+            for row in own_rows {
+                sequence.count_loops(row.position as usize, sequence.loops);
+            }
             sequence.n_computed += own_rows.len();
             let (tokens, n_computed) = (&sequence.tokens, sequence.n_computed);
             self.kv.publish(&mut sequence.kv, tokens, n_computed);

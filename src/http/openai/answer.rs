@@ -196,6 +196,7 @@ mod tests {
             cached_tokens: 2,
             completion_tokens: 3,
             loops: 1,
+            ..Usage::default()
         };
         sum.add(usage, true);
         sum.add(usage, false);
