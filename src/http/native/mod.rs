@@ -3,3 +3,4 @@
 //! Runs on HTTP workers. Errors have OpenAI's shape like everywhere else.
 
 pub mod prefixes;
+pub mod prompt;

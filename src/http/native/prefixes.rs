@@ -5,19 +5,20 @@
 //! own prefixes only, and only its own requests find them. What is not here: which prefix goes when
 //! there are too many (`scheduler/prefix_pool`).
 
+use super::prompt;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::Exchange;
 use crate::http::isolation::{isolation_key, owner};
-use crate::http::openai::chat::ChatRequest;
 use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, parse_object};
-use crate::http::openai::generate::{self, Call};
-use crate::http::openai::sampling::{check_context, token_ids};
+use crate::http::openai::generate::Call;
+use crate::http::openai::prompt::tokenizer_of;
+use crate::http::openai::sampling::check_context;
 use crate::http::state::ServerState;
 use crate::pool::LoadedModel;
-use crate::request::{PinError, PrefixId, TokenId};
+use crate::request::{PinError, PrefixId};
 use crate::scheduler::{NewPrefix, PrefixError, PrefixInfo, SubmitOptions};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `/v1/native/prefixes`, whatever the method.
@@ -136,10 +137,12 @@ impl Asked {
         let body = parse_object(call.request.body())?;
         let fields = Fields::new(&body);
         let (model, loops) = call.model(&fields)?;
-        let depth = Depth::parse(&fields, loops, model.meta.loops)?;
+        let depth = Depth::parse(&fields, loops, &model.meta)?;
         let schedule = call.schedule(&fields)?;
         model.executor.preflight()?; // before anything is rendered or tokenized
-        let (tokens, param) = tokens(&model, &body)?;
+        let tokenizer = tokenizer_of(&model)?;
+        // More messages will follow, so the opening of an answer is not part of the prefix.
+        let (tokens, param) = prompt::read(&model, &tokenizer, &fields, "text", false)?;
         check_context(tokens.len(), 0, model.context_length, param)?;
         let salt = fields.string("cache_salt")?;
         let mode = model.executor.prefix_isolation();
@@ -162,45 +165,6 @@ impl Asked {
             },
         })
     }
-}
-
-/// The tokens, and the field that gave them.
-fn tokens(
-    model: &LoadedModel,
-    body: &Map<String, Value>,
-) -> Result<(Arc<[TokenId]>, &'static str), ApiError> {
-    const SOURCES: [&str; 3] = ["text", "messages", "tokens"];
-    let fields = Fields::new(body);
-    let mut given = SOURCES
-        .into_iter()
-        .filter(|name| fields.get(name).is_some());
-    let (Some(source), None) = (given.next(), given.next()) else {
-        return Err(ApiError::param(
-            ErrorCode::MissingRequiredParameter,
-            "text",
-            "exactly one of 'text', 'messages' and 'tokens' says what the prefix is",
-        ));
-    };
-    let tokenizer = generate::tokenizer_of(model)?;
-    let tokens = match source {
-        "messages" => {
-            // More messages will follow, so the prompt for an answer is not part of the prefix.
-            let mut body = body.clone();
-            body.entry("add_generation_prompt")
-                .or_insert(Value::Bool(false));
-            let request = ChatRequest::parse(&body, tokenizer.vocab_size())?;
-            generate::chat_prompt(model, &tokenizer, &request)?
-        }
-        "tokens" => {
-            let items = fields.array("tokens")?.unwrap_or_default();
-            token_ids(items, "tokens", tokenizer.vocab_size())?.into()
-        }
-        _ => {
-            let text = fields.string("text")?.unwrap_or_default();
-            tokenizer.encode(text, generate::ENCODE).into()
-        }
-    };
-    Ok((tokens, source))
 }
 
 impl From<PrefixError> for ApiError {

@@ -19,28 +19,48 @@ const TOP_LOGPROBS_MAX: i64 = 20;
 pub struct ChatRequest {
     /// Sampling, stop rules, streaming.
     pub common: CommonOptions,
-    /// What the template is rendered with.
-    pub template: TemplateInput,
+    /// What was said so far.
+    pub conversation: Conversation,
     /// Most tokens to generate; None = up to the end of the context.
     pub max_tokens: Option<u32>,
     /// Log-probabilities of the answer, with so many alternatives.
     pub logprobs: Option<u32>,
-    /// The last assistant message, when the answer shall continue it.
-    pub continued: Option<String>,
 }
 
 impl ChatRequest {
     /// Reads and checks a request.
     pub fn parse(body: &Map<String, Value>, vocab_size: usize) -> Result<Self, ApiError> {
         let fields = Fields::new(body);
-        let common = CommonOptions::parse(&fields, vocab_size)?;
-        let messages = messages(&fields)?;
+        Ok(Self {
+            common: CommonOptions::parse(&fields, vocab_size)?,
+            conversation: Conversation::parse(&fields, true)?,
+            max_tokens: max_tokens(&fields)?,
+            logprobs: logprobs(&fields)?,
+        })
+    }
+}
+
+/// Checked messages, ready for a template.
+#[derive(Clone, Debug)]
+pub struct Conversation {
+    /// What the template is rendered with.
+    pub template: TemplateInput,
+    /// The last assistant message, when the answer shall continue it.
+    pub continued: Option<String>,
+}
+
+impl Conversation {
+    /// Reads `messages` and what belongs to them. `for_answer`: the prompt opens the answer's turn
+    /// unless the request says otherwise.
+    pub fn parse(fields: &Fields<'_>, for_answer: bool) -> Result<Self, ApiError> {
+        let messages = messages(fields)?;
         let continues = fields.flag("continue_final_message", false)?;
         let continued = match continues {
             true => Some(continued_text(&messages)?),
             false => None,
         };
-        let add_generation_prompt = fields.flag("add_generation_prompt", !continues)?;
+        let opens = for_answer && !continues;
+        let add_generation_prompt = fields.flag("add_generation_prompt", opens)?;
         if continues && add_generation_prompt {
             return Err(ApiError::invalid(
                 "add_generation_prompt",
@@ -48,15 +68,12 @@ impl ChatRequest {
             ));
         }
         Ok(Self {
-            common,
             template: TemplateInput {
                 messages,
                 tools: Vec::new(),
                 add_generation_prompt,
-                extra: template_extra(&fields)?,
+                extra: template_extra(fields)?,
             },
-            max_tokens: max_tokens(&fields)?,
-            logprobs: logprobs(&fields)?,
             continued,
         })
     }
@@ -297,14 +314,14 @@ mod tests {
             {"role": "assistant", "content": null, "name": "x"},
         ]}))
         .expect("valid");
-        let messages = &request.template.messages;
+        let messages = &request.conversation.template.messages;
         assert_eq!(messages[0]["role"], "system");
         assert_eq!(messages[1]["content"], "a\nb");
         assert_eq!(
             messages[2],
             json!({"role": "assistant", "content": "", "name": "x"})
         );
-        assert!(request.template.add_generation_prompt);
+        assert!(request.conversation.template.add_generation_prompt);
         assert_eq!((request.max_tokens, request.logprobs), (None, None));
     }
 
@@ -379,8 +396,8 @@ mod tests {
             {"role": "user", "content": "say abc"}, {"role": "assistant", "content": "ab "},
         ]}))
         .expect("valid");
-        assert!(!request.template.add_generation_prompt);
-        assert_eq!(request.continued.as_deref(), Some("ab"));
+        assert!(!request.conversation.template.add_generation_prompt);
+        assert_eq!(request.conversation.continued.as_deref(), Some("ab"));
         assert_eq!(
             cut_behind("<u>say abc</u><a>ab</a>\n", "ab").unwrap(),
             "<u>say abc</u><a>ab"

@@ -6,7 +6,7 @@
 
 use super::fields::Fields;
 use crate::http::errors::ApiError;
-use crate::pool::LoopRange;
+use crate::pool::{LoopRange, ModelMeta};
 use crate::request::GenerationRequest;
 
 /// What a request says about its depth, checked against its model.
@@ -26,8 +26,9 @@ impl Depth {
     pub fn parse(
         fields: &Fields<'_>,
         from_name: Option<u32>,
-        range: LoopRange,
+        model: &ModelMeta,
     ) -> Result<Self, ApiError> {
+        let range = model.loops;
         let in_body = loops(fields, "loops", range)?;
         if let Some(named) = from_name {
             in_range("model", named, range)?;
@@ -104,7 +105,11 @@ mod tests {
         ];
         for (body, from_name, range, expected) in table {
             let map = body.as_object().expect("an object");
-            let found = Depth::parse(&Fields::new(map), from_name, range);
+            let model = ModelMeta {
+                loops: range,
+                ..ModelMeta::default()
+            };
+            let found = Depth::parse(&Fields::new(map), from_name, &model);
             let found = found.map(|depth| (depth.loops, depth.min_loops));
             let found = found.map_err(|error| error.param.unwrap_or_default());
             assert_eq!(

@@ -5,7 +5,11 @@
 //! dropped silently.
 
 use crate::http::errors::{ApiError, ErrorCode};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::map::Entry;
 use serde_json::{Map, Value};
+use std::cell::RefCell;
+use std::fmt;
 use std::ops::RangeInclusive;
 
 /// A JSON object whose fields are read by name.
@@ -28,9 +32,15 @@ pub fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// Parses a request body as a JSON object; the error names line and column.
+/// Parses a request body as a JSON object; the error names line and column. A key that occurs twice
+/// in one object is refused: which of its values was meant would be a guess.
 pub fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    match serde_json::from_slice::<Value>(body) {
+    let repeated = RefCell::new(None);
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let parsed = DistinctKeys(&repeated)
+        .deserialize(&mut deserializer)
+        .and_then(|value| deserializer.end().map(|()| value));
+    match parsed {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(ApiError::new(
             ErrorCode::InvalidJson,
@@ -40,10 +50,93 @@ pub fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
             ErrorCode::InvalidJson,
             "the body is empty; a JSON object is expected",
         )),
-        Err(error) => Err(ApiError::new(
-            ErrorCode::InvalidJson,
-            format!("the body is not valid JSON: {error}"),
-        )),
+        Err(error) => {
+            let param = repeated.into_inner();
+            let what = match param {
+                Some(_) => "the body is ambiguous",
+                None => "the body is not valid JSON",
+            };
+            Err(ApiError {
+                param,
+                ..ApiError::new(ErrorCode::InvalidJson, format!("{what}: {error}"))
+            })
+        }
+    }
+}
+
+/// Makes a `Value` like serde_json does, except that objects name each key once; the place gets the
+/// key that did not.
+#[derive(Clone, Copy)]
+struct DistinctKeys<'a>(&'a RefCell<Option<String>>);
+
+impl<'de> DeserializeSeed<'de> for DistinctKeys<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for DistinctKeys<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::from(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(Value::from(value))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::from(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::from(value))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut array = Vec::new();
+        while let Some(item) = items.next_element_seed(self)? {
+            array.push(item);
+        }
+        Ok(Value::Array(array))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            let value = entries.next_value_seed(self)?;
+            match map.entry(key) {
+                Entry::Vacant(place) => {
+                    place.insert(value);
+                }
+                Entry::Occupied(place) => {
+                    let key = place.key().clone();
+                    let text = format!("the key {key:?} occurs twice in one object");
+                    self.0.replace(Some(key));
+                    return Err(A::Error::custom(text));
+                }
+            }
+        }
+        Ok(Value::Object(map))
     }
 }
 
@@ -52,6 +145,20 @@ impl<'a> Fields<'a> {
     #[must_use]
     pub fn new(map: &'a Map<String, Value>) -> Self {
         Self { map }
+    }
+
+    /// Refuses fields beside `known`: a route of our own has no foreign clients to be lenient to, and
+    /// a misspelt field would change the answer in silence.
+    pub fn refuse_unknown(&self, known: &[&str]) -> Result<(), ApiError> {
+        let is_unknown =
+            |(name, value): &(&String, &Value)| !value.is_null() && !known.contains(&name.as_str());
+        match self.map.iter().find(is_unknown) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let shown: String = name.chars().take(100).collect();
+                Err(ApiError::unsupported(shown, "this route has no such field"))
+            }
+        }
     }
 
     /// The raw value; None when absent or null.
@@ -165,6 +272,7 @@ fn out_of_range<T: std::fmt::Display>(name: &str, value: T, low: &T, high: &T) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use serde_json::json;
 
     fn object(value: Value) -> Map<String, Value> {
@@ -189,6 +297,51 @@ mod tests {
         assert_eq!(fields.count("whole", 1).unwrap(), Some(16));
         assert_eq!(fields.count("none", 1).unwrap(), None);
         assert!(fields.flag("absent", true).unwrap());
+    }
+
+    #[test]
+    fn a_key_that_occurs_twice_is_named_wherever_it_stands() {
+        for (body, key) in [
+            (&br#"{"n": 1, "n": 2}"#[..], "n"),
+            (br#"{"a": [{"b": null, "c": {}, "b": null}]}"#, "b"),
+        ] {
+            let error = parse_object(body).unwrap_err();
+            assert_eq!(
+                (error.code, error.param.as_deref()),
+                (ErrorCode::InvalidJson, Some(key))
+            );
+            assert!(error.message.contains("line 1 column"), "{}", error.message);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bodies_are_read_as_serde_json_reads_them(value in json_value()) {
+            let text = json!({"x": value, "y": [value]}).to_string();
+            let expected: Map<String, Value> = serde_json::from_str(&text).expect("it is JSON");
+            prop_assert_eq!(parse_object(text.as_bytes()), Ok(expected));
+            let cut = text.len() - 1;
+            prop_assert!(parse_object(&text.as_bytes()[..cut]).is_err());
+        }
+    }
+
+    fn json_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 20, 4, |inner| {
+            let items = prop::collection::vec(inner.clone(), 0..4);
+            let fields = prop::collection::hash_map(any::<String>(), inner, 0..4);
+            prop_oneof![
+                items.prop_map(Value::from),
+                fields.prop_map(|fields| fields.into_iter().collect()),
+            ]
+        })
     }
 
     #[test]

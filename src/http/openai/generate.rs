@@ -7,13 +7,14 @@
 //! client that hangs up cancels all jobs of its request at once, through the wire layer's hook.
 
 use super::answer::AnswerMeta;
-use super::chat::{self, ChatRequest};
+use super::chat::ChatRequest;
 use super::choice::Family;
 use super::completions::{CompletionRequest, Prompt};
 use super::depth::Depth;
 use super::fields::{Fields, parse_object};
 use super::growing::{ChoicePlan, GrowingAnswer};
 use super::jobs::{Jobs, Wait};
+use super::prompt::{chat_prompt, non_empty, text_prompt, tokenizer_of};
 use super::sampling::{CommonOptions, check_context};
 use super::schedule::Schedule;
 use crate::http::access_log::AccessRecord;
@@ -26,16 +27,8 @@ use crate::http::wire::Request;
 use crate::pool::LoadedModel;
 use crate::request::{GenerationRequest, RequestError, RequestId, TokenId};
 use crate::scheduler::SubmitOptions;
-use crate::tokenizer::{EncodeOptions, Tokenizer};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Prompts are tokenized the same way everywhere: the model's own BOS rule, special tokens that
-/// are written out count as such.
-pub const ENCODE: EncodeOptions = EncodeOptions {
-    add_special: true,
-    parse_special: true,
-};
 
 /// One request for a generation, and what the server knows about it.
 pub struct Call<'a> {
@@ -83,7 +76,7 @@ impl Call<'_> {
     }
 
     /// Who reuses whose blocks depends on the client and on how the model is configured.
-    fn isolate(&self, model: &LoadedModel, common: &mut CommonOptions) {
+    pub fn isolate(&self, model: &LoadedModel, common: &mut CommonOptions) {
         let mode = model.executor.prefix_isolation();
         let salt = common.cache_salt.as_deref();
         common.isolation_key = isolation_key(mode, self.client.as_deref(), salt);
@@ -98,7 +91,8 @@ impl Call<'_> {
         })
     }
 
-    fn options(
+    /// The same in the scheduler's words.
+    pub fn options(
         &self,
         fields: &Fields<'_>,
         common: &CommonOptions,
@@ -122,10 +116,10 @@ fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
     let tokenizer = tokenizer_of(&model)?;
     let mut request = ChatRequest::parse(&body, tokenizer.vocab_size())?;
     call.isolate(&model, &mut request.common);
-    request.common.depth = Depth::parse(&Fields::new(&body), loops, model.meta.loops)?;
+    request.common.depth = Depth::parse(&Fields::new(&body), loops, &model.meta)?;
     let options = call.options(&Fields::new(&body), &request.common)?;
     preflight(&model, request.max_tokens)?;
-    let prompt = chat_prompt(&model, &tokenizer, &request)?;
+    let prompt = chat_prompt(&model, &tokenizer, &request.conversation)?;
     let context = model.context_length;
     let room = context.saturating_sub(prompt.len() as u32);
     // With no limit given the answer may fill the context, but it must have room for a token.
@@ -162,18 +156,9 @@ fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
     })
 }
 
-/// Every model of this server has a vocabulary so far; one that takes text only would not.
-pub fn tokenizer_of(model: &LoadedModel) -> Result<Arc<Tokenizer>, ApiError> {
-    let why = "this model takes text only";
-    model
-        .tokenizer
-        .clone()
-        .ok_or_else(|| ApiError::new(ErrorCode::NotImplemented, why))
-}
-
 /// Refuses what could not be taken now before anything is rendered or tokenized. An answer that can
 /// never fit is the request's own fault, also while the queue is full.
-fn preflight(model: &LoadedModel, max_tokens: Option<u32>) -> Result<(), ApiError> {
+pub fn preflight(model: &LoadedModel, max_tokens: Option<u32>) -> Result<(), ApiError> {
     let Err(refusal) = model.executor.preflight() else {
         return Ok(());
     };
@@ -194,48 +179,13 @@ fn with_first_id(mut jobs: Vec<GenerationRequest>, id: RequestId) -> Vec<Generat
     jobs
 }
 
-/// Rendered and tokenized messages, cut where an answer shall continue the last one.
-pub fn chat_prompt(
-    model: &LoadedModel,
-    tokenizer: &Tokenizer,
-    request: &ChatRequest,
-) -> Result<Arc<[TokenId]>, ApiError> {
-    let template = model.chat_template.as_ref().map_err(|why| {
-        ApiError::new(
-            ErrorCode::TemplateError,
-            format!("model '{}' has no usable chat template: {why}", model.name),
-        )
-    })?;
-    let rendered = tokenizer.render_chat(template, &request.template);
-    let mut prompt = rendered.map_err(|error| {
-        ApiError::param(
-            ErrorCode::TemplateError,
-            "messages",
-            format!("the chat template refuses these messages: {error}"),
-        )
-    })?;
-    if let Some(continued) = &request.continued {
-        let kept = chat::cut_behind(prompt.text(), continued)?;
-        prompt.truncate(kept.len());
-    }
-    non_empty(tokenizer.encode_prompt(&prompt), "messages")
-}
-
-fn non_empty(tokens: Vec<TokenId>, param: &str) -> Result<Arc<[TokenId]>, ApiError> {
-    if tokens.is_empty() {
-        let message = format!("'{param}' makes an empty prompt; a model needs at least one token");
-        return Err(ApiError::invalid(param, message));
-    }
-    Ok(tokens.into())
-}
-
 fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
     let body = parse_object(call.request.body())?;
     let (model, loops) = call.model(&Fields::new(&body))?;
     let tokenizer = tokenizer_of(&model)?;
     let mut request = CompletionRequest::parse(&body, tokenizer.vocab_size())?;
     call.isolate(&model, &mut request.common);
-    request.common.depth = Depth::parse(&Fields::new(&body), loops, model.meta.loops)?;
+    request.common.depth = Depth::parse(&Fields::new(&body), loops, &model.meta)?;
     let options = call.options(&Fields::new(&body), &request.common)?;
     preflight(
         &model,
@@ -246,7 +196,10 @@ fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
     let meta = AnswerMeta::completion(id, &model, common.include_usage);
     let (mut jobs, mut plans, mut prompt_tokens) = (Vec::new(), Vec::new(), 0);
     for (prompt_idx, prompt) in request.prompts.iter().enumerate() {
-        let prompt = completion_prompt(&tokenizer, prompt)?;
+        let prompt = match prompt {
+            Prompt::Tokens(tokens) => non_empty(tokens.clone(), "prompt")?,
+            Prompt::Text(text) => text_prompt(&tokenizer, text, "prompt")?,
+        };
         let max_tokens = completion_limit(&model, &request, prompt.len())?;
         prompt_tokens += prompt.len() as u64;
         let echo = request.echo.then(|| {
@@ -278,21 +231,6 @@ fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
         n_per_prompt: common.n as usize,
         model,
     })
-}
-
-fn completion_prompt(tokenizer: &Tokenizer, prompt: &Prompt) -> Result<Arc<[TokenId]>, ApiError> {
-    match prompt {
-        Prompt::Tokens(tokens) => non_empty(tokens.clone(), "prompt"),
-        Prompt::Text(text) => {
-            let mut tokens = tokenizer.encode(text, ENCODE);
-            if tokens.is_empty() {
-                // OpenAI reads an empty prompt as "begin a document".
-                let start = tokenizer.bos().or(tokenizer.eos());
-                tokens.extend(start);
-            }
-            non_empty(tokens, "prompt")
-        }
-    }
 }
 
 /// Tokens to generate for one prompt; "no limit" becomes what the context has left.
@@ -380,7 +318,7 @@ fn whole(mut answer: GrowingAnswer, mut jobs: Jobs, n_per_prompt: usize, mut exc
 }
 
 /// A client that left is not told, but a half-closed one may still listen.
-fn cancelled(exchange: Exchange) {
+pub fn cancelled(exchange: Exchange) {
     let error = match exchange.is_gone() {
         true => ApiError::new(ErrorCode::ClientClosedRequest, "the client left"),
         false => RequestError::Cancelled.into(),

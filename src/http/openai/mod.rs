@@ -1,7 +1,7 @@
 //! The OpenAI API family: chat completions, text completions, models.
 //!
-//! Runs on HTTP workers. `fields`, `sampling`, `depth`, `chat`, `completions`, `logprobs` and `answer` are
-//! pure functions between JSON and our words; `generate` runs the jobs and writes the answer.
+//! Runs on HTTP workers. `fields`, `sampling`, `depth`, `chat`, `completions`, `prompt`, `logprobs` and `answer`
+//! are pure functions between JSON and our words; `generate` runs the jobs and writes the answer.
 
 pub mod answer;
 pub mod chat;
@@ -14,5 +14,6 @@ pub mod growing;
 pub mod jobs;
 pub mod logprobs;
 pub mod models;
+pub mod prompt;
 pub mod sampling;
 pub mod schedule;
