@@ -32,6 +32,9 @@ pub mod cpu;
 pub mod quantize;
 pub mod reference;
 pub mod state_init;
+mod window;
+
+pub use window::{CacheWindow, Visible};
 
 use crate::dtype::DType;
 
@@ -149,16 +152,44 @@ pub struct Row {
     pub wants_logits: bool,
 }
 
-/// The pages of one sequence: one table per KV group, entry `p / PAGE_TOKENS` holds position `p`.
+/// The pages of one sequence: one table per KV group. Position `p` lies in block `p / PAGE_TOKENS`,
+/// whose entry is [`SequencePages::entry`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SequencePages {
-    /// `[group][block index]`.
+    /// `[group][entry]`, all of one length.
     pub groups: Vec<Vec<PageId>>,
+    /// What its rows see of each other.
+    pub window: CacheWindow,
+    /// Blocks behind the kept ones that are absent, because no row to come sees them.
+    pub n_dropped: usize,
+}
+
+impl SequencePages {
+    /// All blocks are there, and every row sees all before it.
+    #[must_use]
+    pub fn full(groups: Vec<Vec<PageId>>) -> Self {
+        Self {
+            groups,
+            ..Self::default()
+        }
+    }
+
+    /// Where the entry of a block stands in each table.
+    #[must_use]
+    pub fn entry(&self, block_idx: usize) -> usize {
+        self.window.entry(block_idx, self.n_dropped)
+    }
+
+    /// Whether the blocks that a row at `position` sees are not among the dropped ones.
+    #[must_use]
+    pub fn holds_window_of(&self, position: usize) -> bool {
+        self.n_dropped <= self.window.unseen_blocks(position)
+    }
 }
 
 /// One pass of one segment over rows of several sequences. Rows of one sequence are adjacent and
-/// in ascending order of position; a row attends to all earlier positions of its sequence (their
-/// K/V are in the pages or come from earlier rows of this pass) and to itself.
+/// in ascending order of position; a row attends to the earlier positions of its sequence that its
+/// window shows (their K/V are in the pages or come from earlier rows of this pass) and to itself.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
     /// The rows, at most `StateGeometry::max_rows`.
@@ -278,7 +309,8 @@ pub struct AttendOp {
     pub kv: KvPlace,
     /// Usually `1/sqrt(head_dim)`.
     pub scale: f32,
-    /// Only the last `window` positions, self included; 0 = all.
+    /// The layer's own window: only the last `window` positions, self included; 0 = all. A row sees
+    /// what both this and its sequence's window show.
     pub window: u32,
 }
 

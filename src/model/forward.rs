@@ -105,9 +105,8 @@ mod tests {
                 // Pages in falling order, so that a wrong table lookup shows.
                 let first = sequence * BLOCKS_PER_SEQUENCE;
                 let pages = (first..first + BLOCKS_PER_SEQUENCE).rev().map(PageId);
-                pass.sequences.push(SequencePages {
-                    groups: vec![pages.collect()],
-                });
+                let pages = SequencePages::full(vec![pages.collect()]);
+                pass.sequences.push(pages);
                 for (offset, token) in tokens.iter().enumerate() {
                     pass.rows.push(Row {
                         slot: SlotId(pass.rows.len() as u32),

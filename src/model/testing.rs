@@ -310,7 +310,7 @@ impl<'a> Runner<'a> {
         };
         Pass {
             rows: (start..end).map(row).collect(),
-            sequences: vec![SequencePages { groups }],
+            sequences: vec![SequencePages::full(groups)],
         }
     }
 }

@@ -48,7 +48,7 @@ if [ ! -e "$work/vmlinuz" ]; then
 fi
 
 # --- the tests -------------------------------------------------------------------------------------
-# `Executable tests/kernels.rs (target/release/deps/kernels-0123)` -> the path in brackets.
+# `Executable tests/kernels/main.rs (target/release/deps/kernels-0123)` -> the path in brackets.
 executable() { sed -n "s|^ *Executable $1 .*(\(.*\))\$|\1|p" "$work/build.log"; }
 # The kernels as they ship; the unit tests as `make test` has built them already.
 {
@@ -56,7 +56,7 @@ executable() { sed -n "s|^ *Executable $1 .*(\(.*\))\$|\1|p" "$work/build.log"; 
   cargo test --lib --no-run
 } 2>&1 | tee "$work/build.log" | grep -v Compiling || true
 lib=$(executable unittests)
-kernels=$(executable tests/kernels.rs)
+kernels=$(executable tests/kernels/main.rs)
 models=$(executable tests/model.rs)
 looped=$(executable tests/model_looped.rs)
 binaries=("$lib" "$kernels" "$models" "$looped")

@@ -13,8 +13,9 @@
 //!
 //! A *column* is one query head of one row. The rows of a block are neighbours of one sequence and
 //! the heads of a unit share a key head, so each key and value is read once for up to 24 columns.
-//! A column never reads a weight or value outside its own range: pages hold undefined bytes beyond
-//! what was written.
+//! A column never reads a weight or value outside of what its row sees: pages hold undefined bytes
+//! beyond what was written. Splits and pages that no row of a block sees are skipped; they may be
+//! absent (`backend::CacheWindow`).
 
 use std::ops::Range;
 
@@ -22,23 +23,63 @@ use super::kernels::attention::{ScoresArgs, ValuesArgs};
 use super::state::{SPLIT_ROWS_MAX, SPLIT_TOKENS, Scratch};
 use super::step::Step;
 use super::threads::Threads;
-use crate::backend::{AttendOp, PAGE_TOKENS, Row};
+use crate::backend::{AttendOp, PAGE_TOKENS, Row, Visible};
 
-/// Positions that a row attends to.
-fn span(row: &Row, window: u32) -> Range<usize> {
-    let end = row.position as usize + 1;
-    let start = if window == 0 {
-        0
-    } else {
-        end.saturating_sub(window as usize)
-    };
-    start..end
+/// Splits that a row's visible positions touch: those of the kept beginning, then the others.
+#[derive(Clone)]
+struct Splits {
+    kept: Range<usize>,
+    recent: Range<usize>,
 }
 
-/// Splits that a row's span touches.
-fn splits(row: &Row, window: u32) -> Range<usize> {
-    let span = span(row, window);
-    span.start / SPLIT_TOKENS..span.end.div_ceil(SPLIT_TOKENS)
+impl Splits {
+    fn of(visible: &Visible) -> Self {
+        let touched = |range: &Range<usize>| match range.is_empty() {
+            true => 0..0,
+            false => range.start / SPLIT_TOKENS..range.end.div_ceil(SPLIT_TOKENS),
+        };
+        let (kept, recent) = (touched(&visible.kept), touched(&visible.recent));
+        let start = recent.start.max(kept.end);
+        Self {
+            recent: start..recent.end.max(start),
+            kept,
+        }
+    }
+
+    fn contains(&self, split: usize) -> bool {
+        self.recent.contains(&split) || self.kept.contains(&split)
+    }
+
+    fn first(&self) -> usize {
+        self.clone().next().expect("a row sees itself")
+    }
+
+    /// Behind the last one.
+    fn end(&self) -> usize {
+        self.recent.end
+    }
+
+    fn len(&self) -> usize {
+        self.kept.len() + self.recent.len()
+    }
+}
+
+impl Iterator for Splits {
+    type Item = usize;
+
+    /// Ascending: the order in which they are merged.
+    fn next(&mut self) -> Option<usize> {
+        self.kept.next().or_else(|| self.recent.next())
+    }
+}
+
+fn visible(step: &Step<'_>, row: &Row, layer_window: u32) -> Visible {
+    let window = step.pass.window(row);
+    window.visible(row.position as usize, layer_window)
+}
+
+fn splits(step: &Step<'_>, row: &Row, layer_window: u32) -> Splits {
+    Splits::of(&visible(step, row, layer_window))
 }
 
 /// `range` cut to `start..start + len`, relative to `start`.
@@ -54,7 +95,7 @@ pub(super) fn attend(step: &Step<'_>, threads: &Threads, op: &AttendOp) -> bool 
     let n_splits = pass
         .rows
         .iter()
-        .map(|row| splits(row, op.window).len())
+        .map(|row| splits(step, row, op.window).len())
         .max()
         .unwrap_or(0);
     let few_units = n_blocks * n_kv_heads < 4 * threads.n_threads();
@@ -90,7 +131,7 @@ pub(super) fn merge_row(step: &Step<'_>, row_idx: usize, window: u32, out: &mut 
     let (len, head_dim) = (step.sizes.partial_len(), step.geometry.head_dim);
     for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
         let mut stats = Stats::default();
-        for split in splits(row, window) {
+        for split in splits(step, row, window) {
             let at = partial_at(step, row_idx, head, split);
             // SAFETY: written in an earlier region.
             let partial = unsafe { step.partials.read(at..at + len) };
@@ -155,8 +196,12 @@ impl Block<'_> {
         &self.step.pass.rows[self.rows.start + idx]
     }
 
-    fn span(&self, idx: usize) -> Range<usize> {
-        span(self.row(idx), self.op.window)
+    fn visible(&self, idx: usize) -> Visible {
+        visible(self.step, self.row(idx), self.op.window)
+    }
+
+    fn splits(&self, idx: usize) -> Splits {
+        Splits::of(&self.visible(idx))
     }
 
     /// Walks all splits and writes the attention of the block.
@@ -165,17 +210,18 @@ impl Block<'_> {
         let (group, len) = (step.sizes.heads_per_kv, step.sizes.partial_len());
         let (head_dim, q_width) = (step.geometry.head_dim, step.sizes.q_width);
         self.load_queries(scratch);
-        let first = self.span(0).start / SPLIT_TOKENS;
-        let end = splits(self.row(self.rows.len() - 1), self.op.window).end;
+        let first = self.splits(0).first();
+        let end = self.splits(self.rows.len() - 1).end();
         let merged = len * group * self.rows.len();
         scratch.merged[..merged].fill(0.0);
         for split in first..end {
+            let wanted = |idx: &usize| self.splits(*idx).contains(split);
+            if !(0..self.rows.len()).any(|idx| wanted(&idx)) {
+                continue;
+            }
             self.split(scratch, split);
-            for idx in 0..self.rows.len() {
-                if !splits(self.row(idx), self.op.window).contains(&split) {
-                    continue;
-                }
-                let is_first = splits(self.row(idx), self.op.window).start == split;
+            for idx in (0..self.rows.len()).filter(wanted) {
+                let is_first = self.splits(idx).first() == split;
                 for column in idx * group..(idx + 1) * group {
                     let merged = &mut scratch.merged[column * len..(column + 1) * len];
                     let (sums, kept) = merged.split_at_mut(len - 2);
@@ -203,7 +249,7 @@ impl Block<'_> {
     fn one_split(&self, scratch: &mut Scratch, split: usize) {
         let step = self.step;
         let (group, len) = (step.sizes.heads_per_kv, step.sizes.partial_len());
-        let wanted = |idx: &usize| splits(self.row(*idx), self.op.window).contains(&split);
+        let wanted = |idx: &usize| self.splits(*idx).contains(split);
         if !(0..self.rows.len()).any(|idx| wanted(&idx)) {
             return;
         }
@@ -242,16 +288,17 @@ impl Block<'_> {
     fn split(&self, scratch: &mut Scratch, split: usize) {
         let start = split * SPLIT_TOKENS;
         let n_rows = self.rows.len();
-        let last = self.span(n_rows - 1).end.min(start + SPLIT_TOKENS);
-        let first = self.span(0).start.max(start);
-        let pages = first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS);
+        let last = self.visible(n_rows - 1).recent.end;
+        let first = self.visible(0).first().max(start);
+        let pages = first / PAGE_TOKENS..last.min(start + SPLIT_TOKENS).div_ceil(PAGE_TOKENS);
         let group = self.step.sizes.heads_per_kv;
         let len = self.step.sizes.partial_len();
         for page_idx in pages.clone() {
             self.page_scores(scratch, start, page_idx);
         }
         for idx in 0..n_rows {
-            let valid = within(&self.span(idx), start, SPLIT_TOKENS);
+            let visible = self.visible(idx);
+            let valid = [&visible.kept, &visible.recent].map(|r| within(r, start, SPLIT_TOKENS));
             for column in idx * group..(idx + 1) * group {
                 let scores = &mut scratch.scores[column * SPLIT_TOKENS..][..SPLIT_TOKENS];
                 let stats = self.weigh(scores, &valid);
@@ -265,15 +312,22 @@ impl Block<'_> {
         }
     }
 
-    /// Turns valid scores into weights; the others of their pages become 0.
-    fn weigh(&self, scores: &mut [f32], valid: &Range<usize>) -> (f32, f32) {
-        if valid.is_empty() {
-            return (f32::NEG_INFINITY, 0.0);
-        }
-        let from = valid.start / PAGE_TOKENS * PAGE_TOKENS;
-        let to = valid.end.next_multiple_of(PAGE_TOKENS);
-        scores[from..valid.start].fill(f32::NEG_INFINITY);
-        scores[valid.end..to].fill(f32::NEG_INFINITY);
+    /// Turns valid scores (of the kept positions, then of the others) into weights; what lies
+    /// between and beside them in their pages becomes 0.
+    fn weigh(&self, scores: &mut [f32], [kept, recent]: &[Range<usize>; 2]) -> (f32, f32) {
+        let (start, end) = match (kept.is_empty(), recent.is_empty()) {
+            (true, true) => return (f32::NEG_INFINITY, 0.0),
+            (true, false) => (recent.start, recent.end),
+            (false, true) => (kept.start, kept.end),
+            (false, false) => {
+                scores[kept.end..recent.start].fill(f32::NEG_INFINITY);
+                (kept.start, recent.end)
+            }
+        };
+        let from = start / PAGE_TOKENS * PAGE_TOKENS;
+        let to = end.next_multiple_of(PAGE_TOKENS);
+        scores[from..start].fill(f32::NEG_INFINITY);
+        scores[end..to].fill(f32::NEG_INFINITY);
         let scores = &mut scores[from..to];
         // SAFETY: a multiple of 16 values.
         unsafe { (self.step.kernels.exponentials)(scores.as_mut_ptr(), scores.len()) }
@@ -292,10 +346,9 @@ impl Block<'_> {
         page * sizes.page_len + layer * sizes.head_len
     }
 
-    /// Rows whose span touches a page, as a range (spans of a block ascend), with each one's part.
+    /// Rows that see some of a page, as a range (positions of a block ascend).
     fn touching(&self, page_idx: usize) -> Range<usize> {
-        let touches =
-            |idx: &usize| !within(&self.span(*idx), page_idx * PAGE_TOKENS, PAGE_TOKENS).is_empty();
+        let touches = |idx: &usize| !self.visible(*idx).in_page(page_idx).is_empty();
         let n_rows = self.rows.len();
         let first = (0..n_rows).find(touches).unwrap_or(n_rows);
         let end = (first..n_rows)
@@ -309,6 +362,9 @@ impl Block<'_> {
         let step = self.step;
         let group = step.sizes.heads_per_kv;
         let rows = self.touching(page_idx);
+        if rows.is_empty() {
+            return; // between the kept pages and the window, perhaps dropped
+        }
         let at = self.page(page_idx);
         // SAFETY: pages were written in earlier regions.
         let keys = unsafe { step.kv.read(at..at + step.sizes.key_len) };
@@ -331,7 +387,7 @@ impl Block<'_> {
 
     fn page_values(&self, scratch: &mut Scratch, start: usize, page_idx: usize) {
         let rows = self.touching(page_idx);
-        let part = |idx: usize| within(&self.span(idx), page_idx * PAGE_TOKENS, PAGE_TOKENS);
+        let part = |idx: usize| self.visible(idx).in_page(page_idx);
         let mut first = rows.start;
         while first < rows.end {
             // Rows that want the same part of the page share it.

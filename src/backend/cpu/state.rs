@@ -7,7 +7,7 @@ use super::buffer::Buffer;
 use super::kernels::vector::ActivationBlock;
 use super::layout::BLOCK;
 use crate::backend::{
-    BackendError, KvPlace, MemoryUse, PAGE_TOKENS, Pass, RopeTable, Row, StateGeometry,
+    BackendError, CacheWindow, KvPlace, MemoryUse, PAGE_TOKENS, Pass, RopeTable, Row, StateGeometry,
 };
 
 /// Rows that one unit of a product covers: their activations stay in the second-level cache.
@@ -176,6 +176,16 @@ impl Sizes {
     }
 }
 
+/// Where the tables of a sequence are, and how they are read.
+#[derive(Clone, Copy)]
+struct SequenceTable {
+    /// Its first group in `PassTables::groups`.
+    first_group: u32,
+    window: CacheWindow,
+    /// As in [`crate::backend::SequencePages`].
+    n_dropped: usize,
+}
+
 /// The running pass, with the page tables flat.
 #[derive(Default)]
 pub(super) struct PassTables {
@@ -191,8 +201,8 @@ pub(super) struct PassTables {
     pages: Vec<u32>,
     /// `[start, end)` in `pages` of each group.
     groups: Vec<(u32, u32)>,
-    /// First group of each sequence.
-    sequences: Vec<u32>,
+    /// By `Row::sequence`.
+    sequences: Vec<SequenceTable>,
     /// Number of the pass that last used each slot, to find slots used twice.
     slot_seen: Vec<u64>,
     n_passes: u64,
@@ -212,9 +222,16 @@ impl PassTables {
 
     /// The page that holds `block_idx` of a row's own table at `place`.
     pub(super) fn page(&self, row: &Row, place: KvPlace, block_idx: usize) -> usize {
-        let first = self.sequences[row.sequence as usize] as usize;
-        let (start, end) = self.groups[first + place.group(row.iteration)];
-        self.pages[start as usize..end as usize][block_idx] as usize
+        let sequence = &self.sequences[row.sequence as usize];
+        let group = sequence.first_group as usize + place.group(row.iteration);
+        let (start, end) = self.groups[group];
+        let entry = sequence.window.entry(block_idx, sequence.n_dropped);
+        self.pages[start as usize..end as usize][entry] as usize
+    }
+
+    /// The window of a row's sequence.
+    pub(super) fn window(&self, row: &Row) -> CacheWindow {
+        self.sequences[row.sequence as usize].window
     }
 
     fn take(
@@ -237,10 +254,13 @@ impl PassTables {
                 Some(seen) if *seen != self.n_passes => *seen = self.n_passes,
                 _ => return broken(format!("slot out of range or used twice in {row:?}")),
             }
-            if row.position as usize >= geometry.max_context
-                || row.sequence as usize >= pass.sequences.len()
-            {
-                return broken(format!("position or sequence out of range in {row:?}"));
+            let position = row.position as usize;
+            let pages = match pass.sequences.get(row.sequence as usize) {
+                Some(pages) if position < geometry.max_context => pages,
+                _ => return broken(format!("position or sequence out of range in {row:?}")),
+            };
+            if !pages.holds_window_of(position) {
+                return broken(format!("dropped blocks are in the window of {row:?}"));
             }
         }
         self.rows.clear();
@@ -284,7 +304,11 @@ impl PassTables {
         self.groups.clear();
         self.sequences.clear();
         for sequence in &pass.sequences {
-            self.sequences.push(self.groups.len() as u32);
+            self.sequences.push(SequenceTable {
+                first_group: self.groups.len() as u32,
+                window: sequence.window,
+                n_dropped: sequence.n_dropped,
+            });
             for group in &sequence.groups {
                 let start = self.pages.len() as u32;
                 self.pages.extend(group.iter().map(|page| page.0));

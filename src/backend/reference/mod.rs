@@ -139,8 +139,9 @@ impl ReferenceBackend {
 
     /// Start of a position's keys (and values) of one layer.
     fn kv_offset(&self, row: &Row, kv: KvPlace, position: usize) -> usize {
-        let table = &self.pass.sequences[row.sequence as usize].groups[kv.group(row.iteration)];
-        let page = table[position / PAGE_TOKENS].0 as usize;
+        let pages = &self.pass.sequences[row.sequence as usize];
+        let table = &pages.groups[kv.group(row.iteration)];
+        let page = table[pages.entry(position / PAGE_TOKENS)].0 as usize;
         let layer = page * self.geometry().layers_per_page + kv.layer as usize;
         (layer * PAGE_TOKENS + position % PAGE_TOKENS) * self.kv_width()
     }
@@ -161,13 +162,11 @@ impl ReferenceBackend {
     fn attend_head(&self, op: &AttendOp, row: &Row, head: usize, query: &[f32], out: &mut [f32]) {
         let geometry = self.geometry();
         let kv_head = head / (geometry.n_heads / geometry.n_kv_heads);
-        let last = row.position as usize;
-        let first = match op.window as usize {
-            0 => 0,
-            window => (last + 1).saturating_sub(window),
-        };
+        let window = self.pass.sequences[row.sequence as usize].window;
+        let visible = window.visible(row.position as usize, op.window);
         let head_dim = geometry.head_dim;
-        let places: Vec<usize> = (first..=last)
+        let places: Vec<usize> = visible
+            .positions()
             .map(|position| self.kv_offset(row, op.kv, position) + kv_head * head_dim)
             .collect();
         let mut weights: Vec<f32> = places
@@ -201,6 +200,8 @@ impl ReferenceBackend {
                 (row.token as usize) < geometry.vocab_size || !row.enters,
                 "token {row:?}"
             );
+            let pages = &pass.sequences[row.sequence as usize];
+            assert!(pages.holds_window_of(row.position as usize), "{row:?}");
         }
         let pages = pass.sequences.iter().flat_map(|pages| &pages.groups);
         for page in pages.flatten() {

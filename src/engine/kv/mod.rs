@@ -105,9 +105,7 @@ impl SequenceKv {
     #[must_use]
     pub fn new(origin: Origin, n_groups: usize, publishes: bool) -> Self {
         Self {
-            tables: SequencePages {
-                groups: vec![Vec::new(); n_groups],
-            },
+            tables: SequencePages::full(vec![Vec::new(); n_groups]),
             blocks: Vec::new(),
             n_groups,
             n_published: 0,
