@@ -76,6 +76,9 @@ pub struct EngineConfig {
     pub max_sequences: u32,
     /// Most rows of a quantum.
     pub max_rows: u32,
+    /// Most prompt rows under way at once while other requests generate: a quantum takes longer with
+    /// every row, and each generation gets one token per quantum.
+    pub prefill_rows_beside_decode: u32,
     /// KV pool in tokens; None = enough for `max_sequences` quarter-length contexts or one whole context.
     pub kv_tokens: Option<u64>,
     /// Kernel threads; None = the cores given.
@@ -129,6 +132,7 @@ impl Default for EngineConfig {
             context_length: None,
             max_sequences: 16,
             max_rows: 512,
+            prefill_rows_beside_decode: 128,
             kv_tokens: None,
             threads: None,
             prefix_cache: true,

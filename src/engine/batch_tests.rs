@@ -9,6 +9,7 @@ fn candidate(n_missing: u32) -> Candidate {
         flight: None,
         n_room: 0,
         n_groups: 1,
+        loops: 1,
         is_scored: false,
         last_served: 0,
     }
@@ -23,10 +24,12 @@ fn flying(n_rows: u32, segment: Segment) -> Candidate {
 
 const SUPPLY: Supply = Supply {
     max_rows: 32,
+    chunk_rows_max: 32,
     max_scored_rows: 8,
     n_pages: 1000,
     first_segment: Segment::Core,
     has_stages: false,
+    policy: BatchPolicy::DepthWise,
 };
 
 /// `(candidate, rows)` of the quantum, or why there is none.
@@ -167,9 +170,102 @@ fn coda_goes_before_entry_and_entry_before_core() {
         (Segment::Prelude, vec![1])
     );
     assert_eq!(segment_of(&[core, core]), (Segment::Core, vec![0, 1]));
-    // Chunks leave a slot for every sequence.
+    // Chunks leave a slot for every sequence, and half of the rest for whoever comes.
     let grants = planned(&[candidate(100), core, core, candidate(1)], &supply);
-    assert_eq!(grants, Ok(vec![(0, 24), (3, 1)]));
+    assert_eq!(grants, Ok(vec![(0, 12), (3, 1)]));
+}
+
+#[test]
+fn chunks_are_short_beside_generations() {
+    let supply = Supply {
+        chunk_rows_max: 10,
+        ..SUPPLY
+    };
+    let (long, single) = (candidate(100), candidate(1));
+    for (candidates, expected) in [
+        (vec![long], vec![(0, 32)]),
+        (vec![long, long], vec![(0, 16), (1, 16)]),
+        (vec![single, long], vec![(0, 1), (1, 10)]),
+        (vec![long, long, single], vec![(0, 5), (1, 5), (2, 1)]),
+        (
+            vec![long, candidate(3), single],
+            vec![(0, 7), (1, 3), (2, 1)],
+        ),
+    ] {
+        assert_eq!(
+            planned(&candidates, &supply),
+            Ok(expected),
+            "{candidates:?}"
+        );
+    }
+    let none = Supply {
+        chunk_rows_max: 0,
+        ..SUPPLY
+    };
+    assert_eq!(planned(&[single, long], &none), Ok(vec![(0, 1), (1, 1)]));
+}
+
+#[test]
+fn a_short_prompt_enters_whole_while_a_long_one_loops() {
+    let supply = Supply {
+        chunk_rows_max: 16,
+        has_stages: true,
+        ..SUPPLY
+    };
+    assert_eq!(planned(&[candidate(100)], &supply), Ok(vec![(0, 8)]));
+    let looping = flying(8, Segment::Core);
+    let grants = planned(&[looping, candidate(6)], &supply);
+    assert_eq!(grants, Ok(vec![(0, 8), (1, 6)]));
+    // Another long one gets half of what is left, and the bound holds over all.
+    let grants = planned(&[looping, candidate(6), candidate(50)], &supply);
+    assert_eq!(grants, Ok(vec![(0, 8), (1, 6), (2, 2)]));
+    let grants = planned(&[looping, looping, candidate(50)], &supply);
+    assert_eq!(grants, Ok(vec![(0, 8), (1, 8)]));
+    // Generations always find a slot.
+    let grants = planned(&[looping, looping, candidate(1)], &supply);
+    assert_eq!(grants, Ok(vec![(0, 8), (1, 8), (2, 1)]));
+}
+
+#[test]
+fn depths_take_turns_only_when_asked_to() {
+    let turns = Supply {
+        has_stages: true,
+        policy: BatchPolicy::DepthTurns,
+        ..SUPPLY
+    };
+    let of_depth = |loops, last_served| Candidate {
+        loops,
+        last_served,
+        ..candidate(1)
+    };
+    // Depth 2 was served longer ago than depth 1, of which one has never been served.
+    let ready = [
+        of_depth(1, 7),
+        of_depth(2, 6),
+        of_depth(1, 0),
+        of_depth(2, 5),
+    ];
+    assert_eq!(planned(&ready, &turns), Ok(vec![(1, 1), (3, 1)]));
+    let all = Supply {
+        policy: BatchPolicy::DepthWise,
+        ..turns
+    };
+    assert_eq!(planned(&ready, &all).map(|grants| grants.len()), Ok(4));
+    // Nobody joins rows that are under way.
+    let mut under_way = ready;
+    under_way[1] = flying(3, Segment::Core);
+    assert_eq!(planned(&under_way, &turns), Ok(vec![(1, 3)]));
+    // Without pages for those whose turn it is, the others go on.
+    let with_room = |candidate| Candidate {
+        n_room: 1,
+        ..candidate
+    };
+    let poor = Supply {
+        n_pages: 0,
+        ..turns
+    };
+    let ready = [with_room(of_depth(1, 7)), of_depth(2, 6)];
+    assert_eq!(planned(&ready, &poor), Ok(vec![(0, 1)]));
 }
 
 /// A sequence of a random world.
@@ -185,6 +281,8 @@ struct Player {
     /// Rows and passes still to go.
     flight: Option<(u32, u32)>,
     last_served: u64,
+    /// Quantum of its latest pass.
+    last_moved: u64,
 }
 
 /// Passes of a plan with or without a prelude, and a coda.
@@ -212,6 +310,7 @@ impl Player {
             }),
             n_room: self.n_blocks * 16 - self.n_computed - n_flying,
             n_groups: self.n_groups,
+            loops: self.loops,
             is_scored: self.is_scored,
             last_served: self.last_served,
         }
@@ -234,6 +333,7 @@ fn player() -> impl Strategy<Value = Player> {
             is_scored,
             flight: None,
             last_served: 0,
+            last_moved: 0,
         },
     )
 }
@@ -271,6 +371,7 @@ fn play(
         }
         let (rows, left) = player.flight.expect("it has entered");
         prop_assert_eq!(rows, grant.n_rows);
+        player.last_moved = now;
         player.flight = (left > 1).then_some((rows, left - 1));
         if left == 1 {
             player.n_computed += rows;
@@ -282,6 +383,13 @@ fn play(
         under_way.sum::<u32>() <= supply.max_rows,
         "more rows than slots"
     );
+    let in_chunks = players.iter().filter(|p| p.n_total - p.n_computed > 1);
+    let n_in_chunks: u32 = in_chunks.filter_map(|p| Some(p.flight?.0)).sum();
+    prop_assert!(
+        n_in_chunks <= supply.chunk_rows_max,
+        "{} rows of chunks",
+        n_in_chunks
+    );
     for player in players.iter().filter(|p| p.n_computed == p.n_total) {
         supply.n_pages += u64::from(player.n_blocks * player.n_groups);
     }
@@ -289,25 +397,45 @@ fn play(
     Ok(())
 }
 
+/// How the random worlds differ.
+fn world() -> impl Strategy<Value = (Supply, Stages)> {
+    let policies = prop_oneof![
+        3 => Just(BatchPolicy::DepthWise),
+        1 => Just(BatchPolicy::DepthTurns)
+    ];
+    (1..40_u32, 1..40_u32, policies, any::<(bool, bool)>()).prop_map(
+        |(max_rows, chunk_rows_max, policy, (has_prelude, has_coda))| {
+            let supply = Supply {
+                max_rows,
+                chunk_rows_max,
+                max_scored_rows: 8,
+                n_pages: 0,
+                first_segment: match has_prelude {
+                    true => Segment::Prelude,
+                    false => Segment::Core,
+                },
+                has_stages: true,
+                policy,
+            };
+            let stages = Stages {
+                has_prelude,
+                has_coda,
+            };
+            (supply, stages)
+        },
+    )
+}
+
 proptest! {
     #[test]
     fn budgets_are_kept_and_everyone_gets_to_the_end(
         mut players in prop::collection::vec(player(), 1..8),
-        max_rows in 1..40_u32,
+        (mut supply, stages) in world(),
         n_spare_pages in 0..20_u64,
-        (has_prelude, has_coda) in any::<(bool, bool)>(),
     ) {
-        let stages = Stages { has_prelude, has_coda };
         // The largest sequence fits alone; that is what the engine's limits promise.
         let needs = players.iter().map(|p| u64::from(p.n_total.div_ceil(16) * p.n_groups));
-        let first_segment = if has_prelude { Segment::Prelude } else { Segment::Core };
-        let mut supply = Supply {
-            max_rows,
-            max_scored_rows: 8,
-            n_pages: needs.max().unwrap_or(0) + n_spare_pages,
-            first_segment,
-            has_stages: true,
-        };
+        supply.n_pages = needs.max().unwrap_or(0) + n_spare_pages;
         for (arrival, player) in players.iter_mut().enumerate() {
             player.arrival = arrival;
         }
@@ -339,5 +467,44 @@ proptest! {
             }
         }
         prop_assert!(false, "somebody starves: {:?}", players);
+    }
+
+    /// With pages for all: rows under way wait for at most the two passes of the other segments,
+    /// generations enter with the next pass of the first segment, and prompts get their rows in the
+    /// order of arrival at the latest.
+    #[test]
+    fn nobody_waits_long(
+        mut players in prop::collection::vec(player(), 1..8),
+        (mut supply, stages) in world(),
+    ) {
+        supply.n_pages = 10_000;
+        let turns = supply.policy == BatchPolicy::DepthTurns;
+        let n_passes_max = players.iter().map(|p| p.n_passes(stages)).max().unwrap_or(0);
+        let n_rows_in_all: u32 = players.iter().map(|player| player.n_total).sum();
+        let patience = u64::from(3 * n_passes_max * (n_rows_in_all + 1));
+        let has_slots_for_all = supply.max_rows as usize > players.len();
+        let mut quantum = Quantum::empty();
+        for now in 1.. {
+            let candidates: Vec<Candidate> = players.iter().map(|p| p.candidate(stages)).collect();
+            if plan(&candidates, &supply, &mut quantum) == Decision::Idle {
+                break;
+            }
+            let enters = quantum.segment == supply.first_segment;
+            for (index, candidate) in candidates.iter().enumerate() {
+                let player = &players[index];
+                let is_granted = quantum.grants.iter().any(|grant| grant.candidate == index);
+                let waited = now - player.last_moved.max(1);
+                prop_assert!(is_granted || waited <= patience, "{} quanta: {:?}", waited, player);
+                if candidate.flight.is_some() {
+                    prop_assert!(is_granted || waited <= 2, "{} quanta: {:?}", waited, player);
+                } else if candidate.n_missing == 1 && enters && has_slots_for_all && !turns {
+                    prop_assert!(is_granted, "a generation is left out: {:?}", player);
+                }
+            }
+            let mut depths = quantum.grants.iter().map(|grant| candidates[grant.candidate].loops);
+            let first = depths.next();
+            prop_assert!(!turns || depths.all(|depth| Some(depth) == first), "mixed depths");
+            play(&mut players, &quantum, stages, &mut supply, now)?;
+        }
     }
 }

@@ -28,6 +28,8 @@ pub struct EngineLimits {
     pub max_sequences: u32,
     /// Most rows of a pass, and hidden-state slots.
     pub max_rows: u32,
+    /// Most prompt rows under way at once beside generations.
+    pub prefill_rows_beside_decode: u32,
     /// KV pages of the pool.
     pub n_pages: u32,
     /// Tokens that the pool holds at the default number of loops.
@@ -53,6 +55,13 @@ impl EngineLimits {
                 "max_sequences is {} and max_rows is {}; both must be at least 1",
                 config.max_sequences, config.max_rows
             ));
+        }
+        if config.prefill_rows_beside_decode == 0 {
+            return refuse(
+                "prefill_rows_beside_decode is 0; it must be at least 1, or no prompt would get \
+                 through beside a generation"
+                    .to_owned(),
+            );
         }
         let context_length = context_length(config, spec)?;
         let share = u64::from(config.max_sequences) * u64::from(context_length) / 4;
@@ -84,6 +93,7 @@ impl EngineLimits {
             context_length,
             max_sequences: config.max_sequences,
             max_rows: config.max_rows,
+            prefill_rows_beside_decode: config.prefill_rows_beside_decode,
             n_pages,
             kv_tokens: n_blocks * PAGE_TOKENS as u64,
             prefix_cache: config.prefix_cache,

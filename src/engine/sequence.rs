@@ -147,6 +147,7 @@ impl Sequence {
             flight,
             n_room: (self.kv.capacity_tokens() - n_entered) as u32,
             n_groups: self.kv.n_groups() as u32,
+            loops: self.loops,
             is_scored: self.scored.is_some(),
             last_served: self.last_served,
         }

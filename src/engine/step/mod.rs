@@ -26,7 +26,7 @@
 mod commands;
 mod landing;
 
-use super::batch::{self, Candidate, Decision, Quantum, Supply};
+use super::batch::{self, BatchPolicy, Candidate, Decision, Quantum, Supply};
 use super::kv::{KvPool, SequenceKv};
 use super::limits::{EngineLimits, MAX_SCORED_ROWS};
 use super::sampler::Sampler;
@@ -52,6 +52,7 @@ pub struct Engine {
 /// committed to it.
 struct State {
     limits: EngineLimits,
+    policy: BatchPolicy,
     end_tokens: Vec<TokenId>,
     stats: Arc<EngineStats>,
     kv: KvPool,
@@ -89,6 +90,7 @@ impl Engine {
         ))?;
         let state = State {
             limits,
+            policy: BatchPolicy::default(),
             end_tokens: parts.end_tokens,
             stats: Arc::new(EngineStats::new()),
             kv: KvPool::new(limits.n_pages, limits.pinned_pages_max, limits.prefix_cache),
@@ -138,6 +140,11 @@ impl Engine {
     #[must_use]
     pub fn memory(&self) -> MemoryUse {
         self.backend.memory()
+    }
+
+    /// Chooses who may share passes, from the next quantum on; what is under way goes on.
+    pub fn set_batch_policy(&mut self, policy: BatchPolicy) {
+        self.state.policy = policy;
     }
 
     /// Whether no sequence waits or runs. Parked ones may exist.
@@ -270,10 +277,12 @@ impl State {
             self.candidates.extend(candidates);
             let supply = Supply {
                 max_rows: self.limits.max_rows,
+                chunk_rows_max: self.limits.prefill_rows_beside_decode,
                 max_scored_rows: MAX_SCORED_ROWS,
                 n_pages: self.kv.available_pages() as u64,
                 first_segment: plan.first_stage().segment,
                 has_stages: plan.n_stages(plan.max_loops) > 1,
+                policy: self.policy,
             };
             match batch::plan(&self.candidates, &supply, &mut self.quantum) {
                 Decision::Run => return true,
