@@ -9,7 +9,7 @@ use super::auth::{Client, Keys};
 use super::cors::Cors;
 use super::errors::{ApiError, ErrorCode};
 use super::exchange::{Exchange, request_id};
-use super::native::prefixes;
+use super::native::{self, prefixes, tokens};
 use super::openai::generate::{self, Call};
 use super::openai::models;
 use super::router::{Route, is_ops_path, route};
@@ -108,6 +108,9 @@ impl DataPlane {
                 Ok(answer) => exchange.ops(&answer),
                 Err(error) => exchange.error(&error),
             },
+            Route::Generate => native::generate::generate(&call(), exchange),
+            Route::Tokenize => tokens::tokenize(&call(), exchange),
+            Route::Detokenize => tokens::detokenize(&call(), exchange),
             Route::Prefixes => prefixes::all(&call(), exchange),
             Route::Prefix(id) => prefixes::one(&call(), id, exchange),
             Route::Chat => generate::chat(&call(), exchange),

@@ -21,6 +21,12 @@ pub enum Route {
     Requests,
     /// `POST /v1/requests/{id}/cancel`, decoded
     Cancel(String),
+    /// `POST /v1/native/generate`
+    Generate,
+    /// `POST /v1/native/tokenize`
+    Tokenize,
+    /// `POST /v1/native/detokenize`
+    Detokenize,
     /// `GET /v1/native/snapshot`
     Snapshot,
     /// `POST`, `GET`, `DELETE /v1/native/prefixes`
@@ -47,6 +53,9 @@ impl Route {
             Self::Models | Self::Model(_) => "models",
             Self::Requests => "requests",
             Self::Cancel(_) => "cancel",
+            Self::Generate => "generate",
+            Self::Tokenize => "tokenize",
+            Self::Detokenize => "detokenize",
             Self::Snapshot => "snapshot",
             Self::Prefixes | Self::Prefix(_) => "prefixes",
             Self::Health => "health",
@@ -64,7 +73,12 @@ impl Route {
 
     fn allow(&self) -> &'static str {
         match self {
-            Self::Chat | Self::Completions | Self::Cancel(_) => "POST, OPTIONS",
+            Self::Chat
+            | Self::Completions
+            | Self::Generate
+            | Self::Tokenize
+            | Self::Detokenize
+            | Self::Cancel(_) => "POST, OPTIONS",
             Self::Prefixes => "GET, HEAD, POST, DELETE, OPTIONS",
             Self::Prefix(_) => "DELETE, OPTIONS",
             _ => "GET, HEAD, OPTIONS",
@@ -124,6 +138,9 @@ fn known_path(path: &str) -> Option<Route> {
         "/v1/completions" | "/completions" => Route::Completions,
         "/v1/models" | "/models" => Route::Models,
         "/v1/requests" => Route::Requests,
+        "/v1/native/generate" => Route::Generate,
+        "/v1/native/tokenize" => Route::Tokenize,
+        "/v1/native/detokenize" => Route::Detokenize,
         "/v1/native/snapshot" => Route::Snapshot,
         "/v1/native/prefixes" => Route::Prefixes,
         _ => {
@@ -179,6 +196,9 @@ mod tests {
                 Route::Cancel("a/b".into()),
             ),
             ("GET", "/v1/native/snapshot", Route::Snapshot),
+            ("POST", "/v1/native/generate", Route::Generate),
+            ("POST", "/v1/native/tokenize/", Route::Tokenize),
+            ("POST", "/v1/native/detokenize", Route::Detokenize),
             ("POST", "/v1/native/prefixes", Route::Prefixes),
             ("DELETE", "/v1/native/prefixes/", Route::Prefixes),
             (

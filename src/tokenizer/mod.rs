@@ -173,6 +173,14 @@ impl Tokenizer {
     /// whole texts; for a piece of one join `token_bytes` or use a `TextStream`.
     #[must_use]
     pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
+        let text = self.decode_bytes(tokens, skip_special);
+        String::from_utf8(text)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    }
+
+    /// The same as bytes, with nothing replaced.
+    #[must_use]
+    pub fn decode_bytes(&self, tokens: &[TokenId], skip_special: bool) -> Vec<u8> {
         let mut added_space = match &self.model {
             Model::SentencePiece(bpe) if bpe.adds_space_prefix() => &b" "[..],
             _ => &[],
@@ -187,7 +195,7 @@ impl Tokenizer {
                 text.extend_from_slice(bytes);
             }
         }
-        String::from_utf8_lossy(&text).into_owned()
+        text
     }
 
     /// The bytes a token stands for in running text (special tokens: their name).

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tinyloop::config::LoopsConfig;
 
 /// The tiny model with a core that runs 2 loops by default, 4 at most.
-fn looped() -> TestServer {
+pub(crate) fn looped() -> TestServer {
     start_with(LoopsConfig {
         layers: Some([0, 1]),
         default: Some(2),

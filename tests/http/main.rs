@@ -12,6 +12,8 @@ mod drain;
 mod exact;
 mod fake;
 mod loading;
+mod native;
+mod native_real;
 mod prefixes;
 mod real_engine;
 mod shapes;

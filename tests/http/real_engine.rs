@@ -13,7 +13,8 @@ use tinyloop::runtime::native::BackendKind;
 use tinyloop::scheduler::Metrics;
 use tinyloop::server::Server;
 
-fn start() -> TestServer {
+/// The tiny model as it is.
+pub(crate) fn start() -> TestServer {
     start_with(LoopsConfig::default())
 }
 

@@ -2,5 +2,9 @@
 //!
 //! Runs on HTTP workers. Errors have OpenAI's shape like everywhere else.
 
+pub mod answer;
+pub mod asked;
+pub mod generate;
 pub mod prefixes;
 pub mod prompt;
+pub mod tokens;

@@ -5,17 +5,19 @@
 //! here: who lowers it (`scheduler/admission`), what a loop is (`model/plan`).
 
 use super::fields::Fields;
-use crate::http::errors::ApiError;
+use crate::http::errors::{ApiError, ErrorCode};
 use crate::pool::{LoopRange, ModelMeta};
-use crate::request::GenerationRequest;
+use crate::request::{AdaptiveExit, ExitRule, GenerationRequest};
 
 /// What a request says about its depth, checked against its model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Depth {
     /// Loops asked; None = the model's default.
     pub loops: Option<u32>,
     /// Fewest that it accepts; None = as many as asked.
     pub min_loops: Option<u32>,
+    /// Leave the loop early; None = never.
+    pub adaptive: Option<AdaptiveExit>,
 }
 
 impl Depth {
@@ -47,6 +49,7 @@ impl Depth {
         Ok(Self {
             loops: asked,
             min_loops,
+            adaptive: adaptive(fields)?,
         })
     }
 
@@ -54,7 +57,41 @@ impl Depth {
     pub fn apply(self, request: &mut GenerationRequest) {
         request.loops = self.loops;
         request.min_loops = self.min_loops;
+        request.adaptive = self.adaptive;
     }
+}
+
+/// `{"rule": .., "threshold": ..}`, both needed: a threshold means another thing for each rule.
+fn adaptive(fields: &Fields<'_>) -> Result<Option<AdaptiveExit>, ApiError> {
+    const RULE: &str = "adaptive.rule";
+    const THRESHOLD: &str = "adaptive.threshold";
+    let Some(map) = fields.object("adaptive")? else {
+        return Ok(None);
+    };
+    let inner = Fields::new(map);
+    let within = |error: ApiError| ApiError {
+        param: error.param.map(|param| format!("adaptive.{param}")),
+        ..error
+    };
+    inner
+        .refuse_unknown(&["rule", "threshold"])
+        .map_err(within)?;
+    let missing = |param: &str, what: &str| {
+        let text = format!("'{param}' is missing; it is {what}");
+        ApiError::param(ErrorCode::MissingRequiredParameter, param, text)
+    };
+    let names = ExitRule::ALL.map(ExitRule::name).join(", ");
+    let name = inner.string("rule").map_err(within)?;
+    let name = name.ok_or_else(|| missing(RULE, &format!("one of {names}")))?;
+    let Some(rule) = ExitRule::parse(name) else {
+        let shown: String = name.chars().take(100).collect();
+        let text = format!("'{RULE}' is '{shown}'; it must be one of {names}");
+        return Err(ApiError::invalid(RULE, text));
+    };
+    let threshold = inner.number("threshold", 0.0..=f64::from(f32::MAX));
+    let threshold = threshold.map_err(within)?;
+    let threshold = threshold.ok_or_else(|| missing(THRESHOLD, "a number of at least 0"))?;
+    Ok(Some(AdaptiveExit { rule, threshold }))
 }
 
 fn loops(fields: &Fields<'_>, name: &str, range: LoopRange) -> Result<Option<u32>, ApiError> {

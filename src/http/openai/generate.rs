@@ -128,7 +128,7 @@ fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
         .inspect_err(|_| model.executor.count_refusal("context_length_exceeded"))?;
     let id = RequestId::generate();
     let common = &request.common;
-    let meta = AnswerMeta::chat(id, &model, common.include_usage);
+    let meta = AnswerMeta::chat(id, &model, common.depth, common.include_usage);
     let jobs = (0..common.n).map(|sample| {
         let mut job = common.request(Arc::clone(&prompt), max_tokens, sample);
         job.logprobs = request.logprobs;
@@ -193,7 +193,7 @@ fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
     )?;
     let id = RequestId::generate();
     let common = &request.common;
-    let meta = AnswerMeta::completion(id, &model, common.include_usage);
+    let meta = AnswerMeta::completion(id, &model, common.depth, common.include_usage);
     let (mut jobs, mut plans, mut prompt_tokens) = (Vec::new(), Vec::new(), 0);
     for (prompt_idx, prompt) in request.prompts.iter().enumerate() {
         let prompt = match prompt {
