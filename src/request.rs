@@ -216,7 +216,7 @@ pub struct StopRules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExitRule {
     /// The model's own gate (Ouro): enough once the probability to be done, summed over the loops
-    /// so far, reaches the threshold. 0..=1; 0 stops after the first loop.
+    /// so far, reaches the threshold. 0..=1; at 0 all leave after the first loop, at 1 none does.
     Gate,
     /// Enough once the next-token distribution is nearly that of the loop before: their
     /// Kullback-Leibler divergence in nats is below the threshold. From the second loop on.
@@ -253,7 +253,7 @@ impl ExitRule {
 pub struct AdaptiveExit {
     /// What is looked at.
     pub rule: ExitRule,
-    /// See [`ExitRule`]; not negative. 0 never lets a token leave early, except for the gate.
+    /// See [`ExitRule`]; not negative. At 0 none leaves early by `Kl` and `Latent`.
     pub threshold: f32,
 }
 

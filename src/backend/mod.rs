@@ -7,8 +7,10 @@
 //! ```text
 //! engine:  allocate pages, slots ─► Pass { rows, tables }
 //! forward: begin_pass ─► embed ─► per block: qkv ─► attend ─► attention_output ─► feed_forward
-//!                                                              ... ─► logits (rows that want them)
+//!                                                              ... ─► logits (of some slots)
 //!          around the blocks of a core that loops: start_loops ─► inject ─► blocks ─► normalize
+//!          around those, for rows that may leave the loop: keep_state ─► .. ─► exit_signals
+//!                                                          ─► fill_skipped (rows that leave)
 //! ```
 //!
 //! **Rows.** A row is one token position of one sequence at one iteration of the segment. Hidden
@@ -29,6 +31,7 @@
 //! What is not here: tokens' meaning, sampling, page allocation, any policy.
 
 pub mod cpu;
+pub mod exit_signal;
 pub mod quantize;
 pub mod reference;
 pub mod state_init;
@@ -148,8 +151,6 @@ pub struct Row {
     pub iteration: u32,
     /// The row starts here: its hidden state is the token's embedding.
     pub enters: bool,
-    /// The row's next-token logits are wanted after this pass.
-    pub wants_logits: bool,
 }
 
 /// The pages of one sequence: one table per KV group. Position `p` lies in block `p / PAGE_TOKENS`,
@@ -342,8 +343,8 @@ pub struct FeedForwardOp {
     pub post_norm: Option<VectorId>,
 }
 
-/// `logits = W · rmsnorm(hidden)` for the rows that want them.
-#[derive(Clone, Copy, Debug)]
+/// `logits = W · rmsnorm(hidden)` for the slots that want them.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitsOp {
     /// (d_model); None where the last loop's norm has done it already.
     pub norm: Option<VectorId>,
@@ -351,6 +352,40 @@ pub struct LogitsOp {
     pub epsilon: f32,
     /// (vocab_size, d_model)
     pub output: Linear,
+}
+
+/// What tells after a loop whether a row has looped enough: one number per row, see [`exit_signal`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExitSignal {
+    /// Of the model's own gate, whose weight is (d_model).
+    Gate {
+        /// (d_model)
+        weight: VectorId,
+        /// Added to the product.
+        bias: f32,
+    },
+    /// How far the state is from the kept one.
+    Change,
+    /// How far the head's distribution is from that of the kept state.
+    Divergence(LogitsOp),
+}
+
+/// The K/V of rows that leave the loop stand for those of the loops they skip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FillOp {
+    /// Of the first block of the core.
+    pub kv: KvPlace,
+    /// Blocks of the core.
+    pub n_layers: u32,
+}
+
+/// A row that leaves the loop after the iteration that the running pass ran it in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SkippedLoops {
+    /// Index into `Pass::rows`.
+    pub row_idx: u32,
+    /// It skips the iterations `Row::iteration + 1 .. n_loops`.
+    pub n_loops: u32,
 }
 
 /// Bytes a backend holds.
@@ -438,8 +473,25 @@ pub trait Backend: Send {
     /// See [`FeedForwardOp`].
     fn feed_forward(&mut self, op: &FeedForwardOp) -> Result<(), BackendError>;
 
-    /// See [`LogitsOp`]. Returns `(n rows that want logits, vocab_size)` in row order.
-    fn logits(&mut self, op: &LogitsOp) -> Result<&[f32], BackendError>;
+    /// Keeps the states of some rows of the pass, ascending indexes, as they are now: each slot has
+    /// room for one kept state. The first call may allocate that room.
+    fn keep_state(&mut self, row_idxs: &[u32]) -> Result<(), BackendError>;
+
+    /// See [`ExitSignal`]: of some rows of the pass, ascending indexes, written to `out` in their
+    /// order. Where a kept state is needed, the rows' states were kept in this pass.
+    fn exit_signals(
+        &mut self,
+        signal: &ExitSignal,
+        row_idxs: &[u32],
+        out: &mut Vec<f32>,
+    ) -> Result<(), BackendError>;
+
+    /// See [`FillOp`]. Nobody else reads or writes the skipped places in this pass.
+    fn fill_skipped(&mut self, op: &FillOp, skipped: &[SkippedLoops]) -> Result<(), BackendError>;
+
+    /// See [`LogitsOp`]. Returns `(n slots, vocab_size)` in their order. The slots need not be among
+    /// those of the running pass.
+    fn logits(&mut self, op: &LogitsOp, slots: &[SlotId]) -> Result<&[f32], BackendError>;
 
     /// Copies a page (copy-on-write when a sequence branches).
     fn copy_page(&mut self, from: PageId, to: PageId) -> Result<(), BackendError>;

@@ -2,11 +2,13 @@
 //!
 //! Runs on the main thread; the engine runs on its own. Each test is repeated and the median is
 //! reported with the extremes, since machines are shared and noisy. Prompts are random tokens,
-//! new ones each time, and prefix reuse is off, so no cache flatters. "Outside passes" is the
+//! new ones each time (or pieces of a text, where what is computed depends on what it says), and
+//! prefix reuse is off, so no cache flatters. "Outside passes" is the
 //! engine's own time per step, beside the model's kernels. What is not here: HTTP
 //! (`make load` measures that) and peers (`make bench` sets both side by side).
 
 use super::engine_link::{EventAt, submit};
+use super::exit_args::ExitArgs;
 use super::model_args::ModelArgs;
 use super::output::Output;
 use crate::config::EngineConfig;
@@ -14,6 +16,7 @@ use crate::error::Error;
 use crate::request::{GenerationEvent, GenerationRequest, SamplingParams, TokenId, random_u64};
 use crate::runtime::Runtime;
 use crate::runtime::native::{BackendKind, NativeRuntime};
+use crate::tokenizer::EncodeOptions;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -47,12 +50,26 @@ pub struct BenchArgs {
     /// Tokens already in the context of each sequence before the clock starts.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub depth: u32,
+    /// Take prompts from this text instead of random tokens: early exit depends on what it reads.
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
     /// Depth and weights.
     #[command(flatten)]
     pub model_args: ModelArgs,
+    /// Early exit.
+    #[command(flatten)]
+    pub exit_args: ExitArgs,
+}
+
+/// Where requests come from.
+struct Requests<'a> {
+    runtime: &'a NativeRuntime,
+    args: &'a BenchArgs,
+    /// Tokens of `--text`; empty without it.
+    text: Vec<TokenId>,
 }
 
 /// One test: its name like llama-bench's (`pp512`, `tg128`), and tokens per second.
@@ -130,18 +147,17 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
     let runtime = NativeRuntime::load(&args.model, &config, BackendKind::Cpu, &mut |_, _| {})
         .map_err(|error| Error::other("bench", error))?;
     let load_seconds = start.elapsed().as_secs_f64();
+    let requests = Requests::new(&runtime, args)?;
     let mut results = Vec::new();
     if args.n_prompt > 0 {
         let name = format!("pp{}", args.n_prompt);
-        results.push(measure(&runtime, args, name, 1, || {
-            prompt_rate(&runtime, args)
-        })?);
+        results.push(measure(&runtime, args, name, 1, || prompt_rate(&requests))?);
     }
     if args.n_generate > 0 {
         for &parallel in &args.parallel {
             let name = format!("tg{}", args.n_generate);
             results.push(measure(&runtime, args, name, parallel, || {
-                generation_rate(&runtime, args, parallel)
+                generation_rate(&requests, parallel)
             })?);
         }
     }
@@ -183,27 +199,58 @@ fn measure(
     })
 }
 
-/// A request with a random prompt that runs to its last token and reuses nothing.
-fn random_request(runtime: &NativeRuntime, n_prompt: u32, n_generate: u32) -> GenerationRequest {
-    let vocab_size = runtime
-        .tokenizer()
-        .map_or(256, |tokenizer| tokenizer.vocab_size() as u64);
-    let prompt: Vec<TokenId> = (0..n_prompt)
-        .map(|i| (random_u64(u64::from(i)) % vocab_size) as TokenId)
-        .collect();
-    let mut request = GenerationRequest::new(prompt, n_generate);
-    request.sampling = SamplingParams::greedy();
-    request.stop.ignore_eos = true;
-    request.reuse_prefix = false;
-    request
+impl<'a> Requests<'a> {
+    fn new(runtime: &'a NativeRuntime, args: &'a BenchArgs) -> Result<Self, Error> {
+        let mut text = Vec::new();
+        if let (Some(path), Some(tokenizer)) = (&args.text, runtime.tokenizer()) {
+            let read = std::fs::read_to_string(path)
+                .map_err(|error| Error::other(&path.display().to_string(), error))?;
+            let options = EncodeOptions {
+                add_special: false,
+                parse_special: false,
+            };
+            text = tokenizer.encode(&read, options);
+        }
+        Ok(Self {
+            runtime,
+            args,
+            text,
+        })
+    }
+
+    /// A request that runs to its last token and reuses nothing.
+    fn next(&self, n_prompt: u32, n_generate: u32) -> GenerationRequest {
+        let random =
+            |salt: u32, below: usize| (random_u64(u64::from(salt)) % below as u64) as usize;
+        let n_known = self
+            .runtime
+            .tokenizer()
+            .map_or(256, |known| known.vocab_size());
+        let prompt: Vec<TokenId> = match self.text.len().checked_sub(n_prompt as usize) {
+            Some(n_starts) if !self.text.is_empty() => {
+                let start = random(0, n_starts + 1);
+                self.text[start..start + n_prompt as usize].to_vec()
+            }
+            _ => (0..n_prompt)
+                .map(|i| random(i, n_known) as TokenId)
+                .collect(),
+        };
+        let mut request = GenerationRequest::new(prompt, n_generate);
+        request.sampling = SamplingParams::greedy();
+        request.stop.ignore_eos = true;
+        request.reuse_prefix = false;
+        request.adaptive = self.args.exit_args.adaptive;
+        request
+    }
 }
 
 /// Prompt tokens per second up to the first generated token. With `--depth` the prompt is longer
 /// by that much and the time of a prompt of `depth` tokens is taken off.
-fn prompt_rate(runtime: &NativeRuntime, args: &BenchArgs) -> Result<f64, Error> {
+fn prompt_rate(requests: &Requests<'_>) -> Result<f64, Error> {
+    let args = requests.args;
     let timed = |n_prompt: u32| -> Result<Duration, Error> {
         let start = Instant::now();
-        let events = submit(runtime, random_request(runtime, n_prompt, 1));
+        let events = submit(requests.runtime, requests.next(n_prompt, 1));
         events.wait_to_end()?;
         Ok(start.elapsed())
     };
@@ -218,14 +265,10 @@ fn prompt_rate(runtime: &NativeRuntime, args: &BenchArgs) -> Result<f64, Error> 
 
 /// Generated tokens per second over all sequences, from the moment when the last of them has its
 /// first token to the moment when the first of them has its last: all run all the time.
-fn generation_rate(runtime: &NativeRuntime, args: &BenchArgs, parallel: u32) -> Result<f64, Error> {
+fn generation_rate(requests: &Requests<'_>, parallel: u32) -> Result<f64, Error> {
+    let (n_prompt, n_generate) = (requests.args.depth + 1, requests.args.n_generate);
     let jobs: Vec<_> = (0..parallel)
-        .map(|_| {
-            submit(
-                runtime,
-                random_request(runtime, args.depth + 1, args.n_generate),
-            )
-        })
+        .map(|_| submit(requests.runtime, requests.next(n_prompt, n_generate)))
         .collect();
     let mut token_times = Vec::with_capacity(jobs.len());
     for job in jobs {

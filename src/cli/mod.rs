@@ -8,6 +8,7 @@
 pub mod bench;
 pub mod bench_http;
 mod engine_link;
+pub mod exit_args;
 pub mod inspect;
 pub mod load;
 pub mod logging;

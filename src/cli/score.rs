@@ -7,17 +7,19 @@
 //! window is left out, unless the text is shorter than one window: then all of it is one window.
 
 use super::engine_link::submit;
+use super::exit_args::ExitArgs;
 use super::model_args::ModelArgs;
 use super::output::Output;
 use crate::config::EngineConfig;
 use crate::error::Error;
-use crate::request::{GenerationEvent, GenerationRequest, TokenId, TokenLogprob};
+use crate::request::{GenerationEvent, GenerationRequest, TokenId, TokenLogprob, Usage};
 use crate::runtime::Runtime;
 use crate::runtime::native::{BackendKind, NativeRuntime};
 use crate::tokenizer::EncodeOptions;
 use serde::Serialize;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Which kernels score the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -52,6 +54,9 @@ pub struct ScoreArgs {
     /// Depth and weights.
     #[command(flatten)]
     pub model_args: ModelArgs,
+    /// Early exit.
+    #[command(flatten)]
+    pub exit_args: ExitArgs,
 }
 
 /// One scored token.
@@ -72,6 +77,11 @@ struct Report {
     n_scored: usize,
     n_tokens: usize,
     window: u32,
+    /// Loops of the model, and how many of them a token ran on the average.
+    loops: u32,
+    mean_loops: f64,
+    /// All tokens of the windows over the time that the engine took for them.
+    tokens_per_second: f64,
     backend: String,
     tokens: Vec<ScoredToken>,
 }
@@ -98,7 +108,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Error> {
     };
     let runtime = NativeRuntime::load(&args.model, &config, kind, &mut |_, _| {})
         .map_err(|error| Error::other("score", error))?;
-    let report = score(&runtime, &text, args.window)?;
+    let report = score(&runtime, &text, args)?;
     runtime.shutdown();
     write_report(args, &report)
 }
@@ -109,7 +119,7 @@ fn windows(n_tokens: usize, window: usize) -> impl Iterator<Item = Range<usize>>
     (0..n_tokens / length).map(move |i| i * length..(i + 1) * length)
 }
 
-fn score(runtime: &NativeRuntime, text: &str, window: u32) -> Result<Report, Error> {
+fn score(runtime: &NativeRuntime, text: &str, args: &ScoreArgs) -> Result<Report, Error> {
     let tokenizer = runtime
         .tokenizer()
         .ok_or_else(|| Error::Other("score: the model has no tokenizer".to_owned()))?;
@@ -124,8 +134,16 @@ fn score(runtime: &NativeRuntime, text: &str, window: u32) -> Result<Report, Err
         ));
     }
     let mut scored = Vec::new();
-    for range in windows(tokens.len(), window as usize) {
-        let logprobs = prompt_logprobs(runtime, &tokens[range.clone()])?;
+    let mut usage = Usage::default();
+    let start = Instant::now();
+    for range in windows(tokens.len(), args.window as usize) {
+        let (logprobs, of_window) = prompt_logprobs(runtime, &tokens[range.clone()], args)?;
+        usage = Usage {
+            prompt_tokens: usage.prompt_tokens + of_window.prompt_tokens,
+            loop_rows: usage.loop_rows + of_window.loop_rows,
+            loop_iterations: usage.loop_iterations + of_window.loop_iterations,
+            ..of_window
+        };
         // logprobs[i] belongs to token i + 1 of the window.
         let first_scored = range.len() / 2;
         for (index, entry) in logprobs.iter().enumerate().skip(first_scored) {
@@ -137,6 +155,7 @@ fn score(runtime: &NativeRuntime, text: &str, window: u32) -> Result<Report, Err
             });
         }
     }
+    let seconds = start.elapsed().as_secs_f64();
     let sum: f64 = scored.iter().map(|token| f64::from(token.logprob)).sum();
     let mean_logprob = sum / scored.len() as f64;
     Ok(Report {
@@ -144,7 +163,10 @@ fn score(runtime: &NativeRuntime, text: &str, window: u32) -> Result<Report, Err
         mean_logprob,
         n_scored: scored.len(),
         n_tokens: tokens.len(),
-        window,
+        window: args.window,
+        loops: usage.loops,
+        mean_loops: usage.mean_loops(),
+        tokens_per_second: f64::from(usage.prompt_tokens) / seconds.max(1e-9),
         backend: runtime.backend_name().to_owned(),
         tokens: scored,
     })
@@ -153,17 +175,23 @@ fn score(runtime: &NativeRuntime, text: &str, window: u32) -> Result<Report, Err
 fn prompt_logprobs(
     runtime: &NativeRuntime,
     tokens: &[TokenId],
-) -> Result<Vec<TokenLogprob>, Error> {
+    args: &ScoreArgs,
+) -> Result<(Vec<TokenLogprob>, Usage), Error> {
     let mut request = GenerationRequest::new(tokens, 0);
     request.prompt_logprobs = Some(0);
-    let mut found = Vec::new();
+    request.adaptive = args.exit_args.adaptive;
+    let (mut found, mut counts) = (Vec::new(), Usage::default());
     for event in submit(runtime, request).wait_to_end()? {
-        if let GenerationEvent::PromptLogprobs(logprobs) = event.event {
-            found.extend(logprobs);
+        match event.event {
+            GenerationEvent::PromptLogprobs(logprobs) => found.extend(logprobs),
+            GenerationEvent::Finished { usage, .. } => counts = usage,
+            GenerationEvent::Token { .. }
+            | GenerationEvent::Text(_)
+            | GenerationEvent::Failed(_) => {}
         }
     }
     if found.len() + 1 == tokens.len() {
-        Ok(found)
+        Ok((found, counts))
     } else {
         let text = format!(
             "score: {} log-probabilities for {} tokens",
@@ -186,6 +214,10 @@ fn write_report(args: &ScoreArgs, report: &Report) -> Result<(), Error> {
         report.perplexity, report.n_scored, report.n_tokens
     ))?;
     out.line(&format!("mean log-probability {:.5}", report.mean_logprob))?;
+    out.line(&format!(
+        "{:.3} of {} loops a token, {:.0} tokens a second",
+        report.mean_loops, report.loops, report.tokens_per_second
+    ))?;
     out.line(&format!(
         "windows of {} tokens, second half scored, on {}",
         report.window, report.backend

@@ -10,7 +10,7 @@
 use super::EngineError;
 use crate::backend::PAGE_TOKENS;
 use crate::config::EngineConfig;
-use crate::model::{ModelSpec, Plan};
+use crate::model::{ExitRules, ModelSpec, Plan};
 use crate::request::GenerationRequest;
 
 /// Context length when neither the configuration nor a shorter model says otherwise.
@@ -41,6 +41,8 @@ pub struct EngineLimits {
     pub prefix_cache: bool,
     /// Size of the vocabulary.
     pub vocab_size: u32,
+    /// Rules of early exit that the model knows; none unless told by [`Self::with_exit_rules`].
+    pub exit_rules: ExitRules,
 }
 
 impl EngineLimits {
@@ -98,7 +100,14 @@ impl EngineLimits {
             kv_tokens: n_blocks * PAGE_TOKENS as u64,
             prefix_cache: config.prefix_cache,
             vocab_size: spec.vocab_size,
+            exit_rules: ExitRules::default(),
         })
+    }
+
+    /// The same with rules of early exit, which are seen in a model's weights only.
+    #[must_use]
+    pub fn with_exit_rules(self, exit_rules: ExitRules) -> Self {
+        Self { exit_rules, ..self }
     }
 
     /// Why a request can never run here; None when it can. Callers check it before queueing.
@@ -129,7 +138,9 @@ impl EngineLimits {
                 request.cache_window
             ));
         }
-        self.depth_refusal(request, plan)
+        let exit = request.adaptive;
+        exit.and_then(|exit| self.exit_rules.refusal(exit))
+            .or_else(|| self.depth_refusal(request, plan))
     }
 
     /// The part of [`Self::refusal`] that concerns loops and the pages they need.

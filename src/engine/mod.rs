@@ -5,8 +5,8 @@
 //! [`Command`]; answers go through each job's sink, figures through [`stats::EngineStats`].
 //!
 //! ```text
-//! Command ─► intake ─► admit ─► batch::plan ─► forward::run_pass ─► sampler ─► commit ─► sinks
-//!            (blocks only when idle)            one segment, many rows
+//! Command ─► intake ─► admit ─► batch::plan ─► forward (blocks, exits, logits) ─► commit ─► sinks
+//!            (blocks only when idle)           one segment, many rows            sampler
 //! ```
 //!
 //! * `step`      the [`Engine`]: one quantum after another, callable without a thread (tests do).
@@ -14,6 +14,7 @@
 //! * `sequence`  counters of one generation; there is no prefill phase and no decode phase.
 //! * `kv`        the paged pool: blocks, reference counts, prefix reuse, eviction.
 //! * `sampler`   pure over one row of logits.
+//! * `cost`      pure: what passes cost, from the times they took.
 //! * `limits`    sizes, worked out once at load, and what they refuse.
 //! * `stats`     what others may read while the engine runs.
 //!
@@ -29,6 +30,7 @@
 //! stop strings (consumer side), the order of the maths (`model::forward`).
 
 pub mod batch;
+pub mod cost;
 pub mod kv;
 pub mod limits;
 mod logits;

@@ -15,10 +15,11 @@
 use super::batch;
 use super::kv::{Origin, SequenceKv};
 use crate::backend::SlotId;
-use crate::model::{Plan, Stage};
+use crate::model::exit::RowExit;
+use crate::model::{Plan, Segment, Stage};
 use crate::request::{
-    ConsumerGone, FinishReason, GenerationEvent, GenerationRequest, Job, JobSink, PinError,
-    PrefixId, RequestError, TokenId, TokenLogprob, Usage, random_u64,
+    AdaptiveExit, ConsumerGone, FinishReason, GenerationEvent, GenerationRequest, Job, JobSink,
+    PinError, PrefixId, RequestError, TokenId, TokenLogprob, Usage, random_u64,
 };
 use crossbeam_channel::Sender;
 use std::sync::Arc;
@@ -30,6 +31,14 @@ pub(super) struct Flight {
     pub(super) n_rows: usize,
     /// The pass they need next.
     pub(super) stage: Stage,
+}
+
+/// How far a row of the flight may go, and went.
+#[derive(Clone, Copy, Debug, Default)]
+struct RowLoops {
+    exit: RowExit,
+    /// Loops after which it left.
+    left_after: Option<u32>,
 }
 
 /// What a generated token means for its sequence.
@@ -65,6 +74,8 @@ pub(super) struct Sequence {
     pub(super) flight: Option<Flight>,
     /// Slots of the flight's rows, in order of position.
     pub(super) slots: Vec<SlotId>,
+    /// One per row of the flight when they may leave the loop early; else empty.
+    row_loops: Vec<RowLoops>,
     pub(super) kv: SequenceKv,
     /// Prompt tokens found in the cache when it first ran; None before.
     pub(super) n_cached: Option<u32>,
@@ -100,6 +111,7 @@ impl Sequence {
             n_computed: 0,
             flight: None,
             slots: Vec::new(),
+            row_loops: Vec::new(),
             kv: SequenceKv::new(
                 request.origin(loops),
                 plan.kv_groups(loops),
@@ -162,13 +174,74 @@ impl Sequence {
         yields_token || (yields_score && n_scored.is_some_and(|n_scored| position >= n_scored))
     }
 
-    /// Notes that a row of its flight has run `loops` loops.
-    pub(super) fn count_loops(&mut self, position: usize, loops: u32) {
-        if position >= self.n_counted {
-            self.n_counted = position + 1;
-            self.loop_rows += 1;
-            self.loop_iterations += u64::from(loops);
+    /// Sends its next rows on their way, in the slots that it was given for them.
+    pub(super) fn enter(&mut self, n_rows: usize, stage: Stage) {
+        self.flight = Some(Flight { n_rows, stage });
+        if self.request.adaptive.is_some() {
+            self.row_loops.resize(n_rows, RowLoops::default());
         }
+    }
+
+    /// Whether a row of the flight takes part in its next pass: those that left the loop rest until
+    /// all have.
+    pub(super) fn takes_part(&self, offset: usize, stage: Stage) -> bool {
+        let has_left = |row: &RowLoops| row.left_after.is_some();
+        stage.segment != Segment::Core || !self.row_loops.get(offset).is_some_and(has_left)
+    }
+
+    /// Whether a row leaves the loop after `loops` of them, the last of which showed `signal`.
+    pub(super) fn leaves(
+        &mut self,
+        offset: usize,
+        exit: AdaptiveExit,
+        signal: f32,
+        loops: u32,
+    ) -> bool {
+        let row = &mut self.row_loops[offset];
+        let is_done = row.exit.is_done(exit, signal);
+        row.left_after = is_done.then_some(loops);
+        is_done
+    }
+
+    /// Moves the flight on after a pass. True when it has landed: its rows are in the slots still.
+    pub(super) fn advance(&mut self, plan: &Plan) -> bool {
+        let Some(flight) = &mut self.flight else {
+            return false;
+        };
+        let all_left = self.row_loops.iter().all(|row| row.left_after.is_some());
+        let loops = match !self.row_loops.is_empty() && all_left {
+            true => flight.stage.iteration + 1,
+            false => self.loops,
+        };
+        match plan.next_stage(flight.stage, loops) {
+            Some(stage) => flight.stage = stage,
+            None => self.flight = None,
+        }
+        self.flight.is_none()
+    }
+
+    /// Books the rows of a landed flight as computed; returns their slots, which are free.
+    pub(super) fn land(&mut self) -> std::vec::Drain<'_, SlotId> {
+        for offset in 0..self.slots.len() {
+            let left_after = self.row_loops.get(offset).and_then(|row| row.left_after);
+            let position = self.n_computed + offset;
+            if position >= self.n_counted {
+                self.n_counted = position + 1;
+                self.loop_rows += 1;
+                self.loop_iterations += u64::from(left_after.unwrap_or(self.loops));
+            }
+        }
+        self.n_computed += self.slots.len();
+        self.row_loops.clear();
+        self.slots.drain(..)
+    }
+
+    /// Forgets all that it has computed, and what was under way; returns the slots of that.
+    pub(super) fn reset(&mut self) -> std::vec::Drain<'_, SlotId> {
+        self.flight = None;
+        self.n_computed = 0;
+        self.row_loops.clear();
+        self.slots.drain(..)
     }
 
     /// Notes the score of the next prompt token.
@@ -267,6 +340,9 @@ impl GenerationRequest {
         Origin {
             loops,
             cache_window: self.cache_window,
+            exit: self
+                .adaptive
+                .map(|exit| (exit.rule, exit.threshold.to_bits())),
             isolation_key: self.isolation_key,
         }
     }

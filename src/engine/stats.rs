@@ -4,6 +4,8 @@
 //! counted from the moment it was handed over. Each figure is exact by itself; a snapshot of
 //! several may straddle a quantum, which is good enough for metrics and health.
 
+use super::cost::{CostEstimate, N_PARTS, Part, PartCost};
+use crate::model::Segment;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -51,6 +53,47 @@ pub struct EngineStats {
     preemptions: AtomicU64,
     prefix_queries: AtomicU64,
     prefix_hits: AtomicU64,
+    loop_iterations: AtomicU64,
+    loop_iterations_saved: AtomicU64,
+    costs: [PartStats; N_PARTS],
+}
+
+/// A [`PartCost`] for other threads; all 0 while it is not known.
+#[derive(Debug, Default)]
+struct PartStats {
+    pass_ns: AtomicU64,
+    row_ns: AtomicU64,
+    mean_ns: AtomicU64,
+}
+
+/// What passes cost lately, by [`Part`]; kept by the engine thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct QuantumTimes {
+    parts: [CostEstimate; N_PARTS],
+}
+
+impl QuantumTimes {
+    /// A pass of a segment, without logits.
+    pub(super) fn blocks(&mut self, segment: Segment, n_rows: usize, took: Duration) {
+        let part = match segment {
+            Segment::Prelude => Part::Prelude,
+            Segment::Core => Part::Core,
+            Segment::Coda => Part::Coda,
+        };
+        self.observe(part, n_rows, took);
+    }
+
+    /// Logits of some rows.
+    pub(super) fn head(&mut self, n_rows: usize, took: Duration) {
+        if n_rows > 0 {
+            self.observe(Part::Head, n_rows, took);
+        }
+    }
+
+    fn observe(&mut self, part: Part, n_rows: usize, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.parts[part as usize].observe(n_rows as u32, nanos);
+    }
 }
 
 /// One reading of [`EngineStats`].
@@ -86,6 +129,10 @@ pub struct Snapshot {
     pub prefix_queries: u64,
     /// Prompts of which a part was found there.
     pub prefix_hits: u64,
+    /// Loops that rows ran: one for every row of a pass of the core.
+    pub loop_iterations: u64,
+    /// Loops that rows did not run because they left early.
+    pub loop_iterations_saved: u64,
     /// Age of the running step; None when idle.
     pub step_age: Option<Duration>,
 }
@@ -123,7 +170,22 @@ impl EngineStats {
             preemptions: AtomicU64::new(0),
             prefix_queries: AtomicU64::new(0),
             prefix_hits: AtomicU64::new(0),
+            loop_iterations: AtomicU64::new(0),
+            loop_iterations_saved: AtomicU64::new(0),
+            costs: Default::default(),
         }
+    }
+
+    /// What a part of a quantum costs lately; None before it was measured.
+    #[must_use]
+    pub fn cost(&self, part: Part) -> Option<PartCost> {
+        let cost = &self.costs[part as usize];
+        let cost = PartCost {
+            pass_ns: cost.pass_ns.load(Relaxed),
+            row_ns: cost.row_ns.load(Relaxed),
+            mean_ns: cost.mean_ns.load(Relaxed),
+        };
+        (cost.mean_ns > 0).then_some(cost)
     }
 
     /// One reading.
@@ -153,6 +215,8 @@ impl EngineStats {
             preemptions: self.preemptions.load(Relaxed),
             prefix_queries: self.prefix_queries.load(Relaxed),
             prefix_hits: self.prefix_hits.load(Relaxed),
+            loop_iterations: self.loop_iterations.load(Relaxed),
+            loop_iterations_saved: self.loop_iterations_saved.load(Relaxed),
             step_age,
         }
     }
@@ -211,6 +275,23 @@ impl EngineStats {
         self.row_buckets[RowCounts::bucket(n_rows)].fetch_add(1, Relaxed);
         self.n_rows.fetch_add(u64::from(n_rows), Relaxed);
         self.quanta.fetch_add(1, Relaxed);
+    }
+
+    /// Loops run in a pass of the core, and loops that its rows will not run.
+    pub(super) fn loops(&self, n_run: u64, n_saved: u64) {
+        self.loop_iterations.fetch_add(n_run, Relaxed);
+        self.loop_iterations_saved.fetch_add(n_saved, Relaxed);
+    }
+
+    /// Shows what is known of costs.
+    pub(super) fn costs(&self, times: &QuantumTimes) {
+        for (shown, estimate) in self.costs.iter().zip(&times.parts) {
+            if let Some(cost) = estimate.cost() {
+                shown.pass_ns.store(cost.pass_ns, Relaxed);
+                shown.row_ns.store(cost.row_ns, Relaxed);
+                shown.mean_ns.store(cost.mean_ns, Relaxed);
+            }
+        }
     }
 
     pub(super) fn preempted(&self) {

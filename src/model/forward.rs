@@ -4,26 +4,45 @@
 //! operation computes stands in the docs of its type in `backend`.
 
 use super::Model;
-use super::weights::LoopOps;
-use crate::backend::{Backend, BackendError, NormOp, Pass};
+use super::weights::{ExitGate, LoopOps};
+use crate::backend::{
+    Backend, BackendError, ExitSignal, FillOp, NormOp, Pass, SkippedLoops, SlotId,
+};
+use crate::request::ExitRule;
 
 pub use super::plan::Segment;
 
-/// Runs one pass of `segment` over the rows of `pass`. Returns the logits
-/// `(n rows that want them, vocab_size)` in row order; empty when none do.
+/// Runs one pass of `segment` and takes the logits `(n slots, vocab_size)` of `wanted` after it.
 ///
-/// The caller sets `Row::enters` in the first segment's pass only and `Row::wants_logits` in the
-/// row's last one ([`super::Plan::next_stage`] is None).
+/// The caller sets `Row::enters` in the first segment's pass only, and wants logits of rows that
+/// have run their last one ([`super::Plan::next_stage`] is None).
 pub fn run_pass<'b>(
     model: &Model,
     backend: &'b mut dyn Backend,
     segment: Segment,
     pass: &Pass,
+    wanted: &[SlotId],
 ) -> Result<&'b [f32], BackendError> {
+    run_blocks(model, backend, segment, pass, &[])?;
+    logits(model, backend, wanted)
+}
+
+/// The pass itself. `kept`: rows, by ascending index, whose states from before it are needed by
+/// [`exit_signals`] after it.
+pub fn run_blocks(
+    model: &Model,
+    backend: &mut dyn Backend,
+    segment: Segment,
+    pass: &Pass,
+    kept: &[u32],
+) -> Result<(), BackendError> {
     let weights = &model.weights;
     backend.begin_pass(pass)?;
     if pass.rows.iter().any(|row| row.enters) {
         backend.embed(&weights.embedding)?;
+    }
+    if !kept.is_empty() {
+        backend.keep_state(kept)?;
     }
     enter(&weights.loops, backend, segment)?;
     for block in &weights.blocks[range(model, segment)] {
@@ -39,12 +58,53 @@ pub fn run_pass<'b>(
         Segment::Core => weights.loops.norm.as_ref(),
         Segment::Coda => None,
     };
-    normalize(backend, after)?;
-    if pass.rows.iter().any(|row| row.wants_logits) {
-        backend.logits(&weights.logits)
-    } else {
-        Ok(&[])
+    normalize(backend, after)
+}
+
+/// The logits of some slots, whose rows have run their last pass.
+pub fn logits<'b>(
+    model: &Model,
+    backend: &'b mut dyn Backend,
+    wanted: &[SlotId],
+) -> Result<&'b [f32], BackendError> {
+    match wanted {
+        [] => Ok(&[]),
+        slots => backend.logits(&model.weights.logits, slots),
     }
+}
+
+/// What the rows of a core pass show to a rule, which the model knows.
+pub fn exit_signals(
+    model: &Model,
+    backend: &mut dyn Backend,
+    rule: ExitRule,
+    row_idxs: &[u32],
+    out: &mut Vec<f32>,
+) -> Result<(), BackendError> {
+    let signal = match rule {
+        ExitRule::Latent => ExitSignal::Change,
+        ExitRule::Kl => ExitSignal::Divergence(model.weights.logits),
+        ExitRule::Gate => {
+            let gate = model.weights.exit_gate;
+            let ExitGate { weight, bias } =
+                gate.expect("requests for a gate need a model with one");
+            ExitSignal::Gate { weight, bias }
+        }
+    };
+    backend.exit_signals(&signal, row_idxs, out)
+}
+
+/// Lets the K/V of rows that leave the loop after a core pass stand for the loops they skip.
+pub fn fill_skipped(
+    model: &Model,
+    backend: &mut dyn Backend,
+    skipped: &[SkippedLoops],
+) -> Result<(), BackendError> {
+    let op = FillOp {
+        kv: model.plan.kv_place(Segment::Core, 0),
+        n_layers: model.plan.core.len() as u32,
+    };
+    backend.fill_skipped(&op, skipped)
 }
 
 /// What comes before the blocks of a segment.
@@ -115,11 +175,11 @@ mod tests {
                         sequence: index as u32,
                         iteration: 0,
                         enters: true,
-                        wants_logits: true,
                     });
                 }
             }
-            run_pass(&self.model, &mut self.backend, Segment::Core, &pass)
+            let slots: Vec<SlotId> = pass.rows.iter().map(|row| row.slot).collect();
+            run_pass(&self.model, &mut self.backend, Segment::Core, &pass, &slots)
                 .expect("a valid pass")
                 .to_vec()
         }

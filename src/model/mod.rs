@@ -11,6 +11,7 @@
 //! ```
 
 pub mod architectures;
+pub mod exit;
 pub mod forward;
 mod huggingface;
 pub mod loop_spec;
@@ -22,6 +23,7 @@ pub mod spec;
 pub mod testing;
 pub mod weights;
 
+pub use exit::ExitRules;
 pub use plan::{Plan, Segment, Stage};
 pub use spec::ModelSpec;
 

@@ -275,11 +275,13 @@ impl<'a> Runner<'a> {
                 for row in &mut pass.rows {
                     row.iteration = now.iteration;
                     row.enters = now == plan.first_stage();
-                    row.wants_logits = stage.is_none() && wants(row.position as usize);
                 }
-                let logits = forward::run_pass(self.model, self.backend, now.segment, &pass)?;
-                let wanted = pass.rows.iter().filter(|row| row.wants_logits);
-                for (row, logits) in wanted.zip(logits.chunks_exact(vocab_size)) {
+                let is_wanted = |row: &&Row| stage.is_none() && wants(row.position as usize);
+                let wanted = || pass.rows.iter().filter(is_wanted);
+                let slots: Vec<SlotId> = wanted().map(|row| row.slot).collect();
+                let (segment, backend) = (now.segment, &mut *self.backend);
+                let logits = forward::run_pass(self.model, backend, segment, &pass, &slots)?;
+                for (row, logits) in wanted().zip(logits.chunks_exact(vocab_size)) {
                     see(row.position as usize, logits);
                 }
             }
@@ -306,7 +308,6 @@ impl<'a> Runner<'a> {
             sequence: 0,
             iteration: 0,
             enters: false,
-            wants_logits: false,
         };
         Pass {
             rows: (start..end).map(row).collect(),

@@ -28,7 +28,7 @@ pub struct ModelWeights {
     pub loops: LoopOps,
     /// Final norm and output projection.
     pub logits: LogitsOp,
-    /// Of a model that can say itself when it has looped enough (Ouro). Nothing acts on it yet.
+    /// Of a model that can say itself when it has looped enough (Ouro).
     pub exit_gate: Option<ExitGate>,
 }
 

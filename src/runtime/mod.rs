@@ -57,6 +57,10 @@ pub struct RuntimeStatus {
     pub prefix_queries: u64,
     /// Prompts of which a part was found there.
     pub prefix_hits: u64,
+    /// Loops that rows ran since start, one for every row of a pass of the core; 0 where nobody counts.
+    pub loop_iterations: u64,
+    /// Loops that rows did not run because they left early.
+    pub loop_iterations_saved: u64,
     /// Rows of the latest quantum.
     pub batch_rows: u32,
     /// Rows of all quanta so far.
@@ -114,7 +118,7 @@ pub trait Runtime: Send + Sync {
     }
     /// What it is doing.
     fn status(&self) -> RuntimeStatus;
-    /// What a loop costs, for looped models; None for others and before it was measured.
+    /// What a loop costs, for looped models; None for others and before anything is known of it.
     fn loop_cost(&self) -> Option<LoopCost> {
         None
     }

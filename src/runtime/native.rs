@@ -10,6 +10,7 @@ use crate::backend::cpu::CpuBackend;
 use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
 use crate::config::EngineConfig;
+use crate::engine::cost::{Part, PartCost};
 use crate::engine::{Engine, EngineError, EngineHandle, EngineLimits, EngineParts};
 use crate::format::{FormatError, ModelFile};
 use crate::model::{self, LoadOptions, Model, ModelError, ModelSpec, Plan, requantize};
@@ -156,6 +157,32 @@ fn open_backend(
     })
 }
 
+/// What a token costs: as measured, once every part of the plan was; before that in blocks. Those of
+/// a model have one shape, so their number is nearly what a pass costs, and embedding and logits,
+/// left out then, are small beside the blocks of any model worth looping.
+fn loop_cost(plan: &Plan, measured: impl Fn(Part) -> Option<PartCost>) -> LoopCost {
+    let default_loops = plan.default_loops;
+    let n_blocks = |blocks: &Range<u32>| f64::from(blocks.end - blocks.start);
+    let mean_ms = |part, exists: bool| match exists {
+        true => Some(measured(part)?.mean_ns as f64 / 1e6),
+        false => Some(0.0),
+    };
+    let in_time = || {
+        let prelude = mean_ms(Part::Prelude, !plan.prelude.is_empty())?;
+        let coda = mean_ms(Part::Coda, !plan.coda.is_empty())?;
+        Some(LoopCost {
+            fixed_ms: prelude + coda + mean_ms(Part::Head, true)?,
+            per_loop_ms: mean_ms(Part::Core, true)?,
+            default_loops,
+        })
+    };
+    in_time().unwrap_or_else(|| LoopCost {
+        fixed_ms: n_blocks(&plan.prelude) + n_blocks(&plan.coda),
+        per_loop_ms: n_blocks(&plan.core),
+        default_loops,
+    })
+}
+
 impl Runtime for NativeRuntime {
     fn capability(&self) -> Capability {
         let limits = self.engine.limits();
@@ -206,6 +233,8 @@ impl Runtime for NativeRuntime {
             preemptions: now.preemptions,
             prefix_queries: now.prefix_queries,
             prefix_hits: now.prefix_hits,
+            loop_iterations: now.loop_iterations,
+            loop_iterations_saved: now.loop_iterations_saved,
             batch_rows: now.batch_rows,
             row_counts: now.row_counts,
             quanta: now.quanta,
@@ -215,16 +244,9 @@ impl Runtime for NativeRuntime {
         }
     }
 
-    /// In blocks: those of a model have one shape, so their number is what a pass costs. It leaves
-    /// embedding and logits out, which are small beside the blocks of any model worth looping.
     fn loop_cost(&self) -> Option<LoopCost> {
-        let plan = &self.plan;
-        let n_blocks = |blocks: &Range<u32>| f64::from(blocks.end - blocks.start);
-        (plan.max_loops > 1).then(|| LoopCost {
-            fixed_ms: n_blocks(&plan.prelude) + n_blocks(&plan.coda),
-            per_loop_ms: n_blocks(&plan.core),
-            default_loops: plan.default_loops,
-        })
+        let stats = self.engine.stats();
+        (self.plan.max_loops > 1).then(|| loop_cost(&self.plan, |part| stats.cost(part)))
     }
 
     fn tokenizer(&self) -> Option<Arc<Tokenizer>> {
@@ -233,5 +255,48 @@ impl Runtime for NativeRuntime {
 
     fn shutdown(&self) {
         self.engine.shutdown();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loops_cost_blocks_until_every_part_was_measured() {
+        let plan = Plan::looped(1, 3, 2, 4, 8);
+        let cost = |known: &[(Part, u64)]| {
+            loop_cost(&plan, |part| {
+                let found = known.iter().find(|(known, _)| *known == part);
+                found.map(|(_, ms)| PartCost {
+                    mean_ns: ms * 1_000_000,
+                    ..PartCost::default()
+                })
+            })
+        };
+        let blocks = LoopCost {
+            fixed_ms: 3.0,
+            per_loop_ms: 3.0,
+            default_loops: 4,
+        };
+        assert_eq!(cost(&[]), blocks);
+        let mut known = vec![(Part::Prelude, 5), (Part::Core, 20), (Part::Coda, 10)];
+        assert_eq!(cost(&known), blocks);
+        known.push((Part::Head, 7));
+        let measured = LoopCost {
+            fixed_ms: 22.0,
+            per_loop_ms: 20.0,
+            default_loops: 4,
+        };
+        assert_eq!(cost(&known), measured);
+        // A plan that is all core needs no other segments.
+        let measured = loop_cost(&Plan::looped(0, 2, 0, 2, 4), |part| {
+            let exists = matches!(part, Part::Core | Part::Head);
+            exists.then_some(PartCost {
+                mean_ns: 4_000_000,
+                ..PartCost::default()
+            })
+        });
+        assert_eq!((measured.fixed_ms, measured.per_loop_ms), (4.0, 4.0));
     }
 }

@@ -35,6 +35,16 @@ const TOKEN_BUCKETS: &[f64] = &[
     1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0,
 ];
 
+/// Monotonic values that runtimes and the queue count themselves, see [`CountedElsewhere`].
+#[rustfmt::skip]
+const COUNTED_ELSEWHERE: [(&str, &str); 5] = [
+    ("tinyloop_preemptions_total", "Running requests that lost their place to others: their slot to a higher priority, or their KV blocks."),
+    ("tinyloop_prefix_queries_total", "Prompts looked up in the prefix cache."),
+    ("tinyloop_prefix_hits_total", "Prompts of which a part was found in the prefix cache."),
+    ("tinyloop_loop_iterations_total", "Loops that tokens ran: one for every token in every pass of a model's core."),
+    ("tinyloop_loop_iterations_saved_total", "Loops that tokens did not run because they left the loop early."),
+];
+
 /// The registry and its families.
 pub struct Metrics {
     registry: Registry,
@@ -54,10 +64,8 @@ pub struct Metrics {
     slo_missed: IntCounterVec,
     prefix_tokens_reused: IntCounterVec,
     loops_downgraded: IntCounterVec,
-    /// Monotonic values that runtimes and the queue count themselves, added to at scrape.
-    preemptions: IntCounterVec,
-    prefix_queries: IntCounterVec,
-    prefix_hits: IntCounterVec,
+    /// [`COUNTED_ELSEWHERE`], added to at scrape.
+    counted: [IntCounterVec; COUNTED_ELSEWHERE.len()],
     batch_rows: RowHistogram,
     gauges: Gauges,
 }
@@ -199,9 +207,7 @@ impl Metrics {
             slo_missed: counter("tinyloop_slo_missed_total", "Requests with a latency objective that came too late, failed, or waited in the queue beyond their deadline.", model),
             prefix_tokens_reused: counter("tinyloop_prefix_tokens_reused_total", "Prompt tokens whose KV came from the prefix cache.", model),
             loops_downgraded: counter("tinyloop_loops_downgraded_total", "Requests that were granted fewer loops than asked to meet their latency objective.", model),
-            preemptions: counter("tinyloop_preemptions_total", "Running requests that lost their place to others: their slot to a higher priority, or their KV blocks.", model),
-            prefix_queries: counter("tinyloop_prefix_queries_total", "Prompts looked up in the prefix cache.", model),
-            prefix_hits: counter("tinyloop_prefix_hits_total", "Prompts of which a part was found in the prefix cache.", model),
+            counted: COUNTED_ELSEWHERE.map(|(name, help)| counter(name, help, model)),
             batch_rows: register(&registry, RowHistogram::new("tinyloop_batch_rows", "Rows of a quantum.")),
             gauges: Gauges::new(&registry),
             registry: registry.clone(),
@@ -271,11 +277,7 @@ impl Metrics {
             more
         };
         let model = snapshot.model.as_str();
-        for (family, more) in [
-            (&self.preemptions, more.preemptions),
-            (&self.prefix_queries, more.prefix_queries),
-            (&self.prefix_hits, more.prefix_hits),
-        ] {
+        for (family, more) in self.counted.iter().zip(more.counts) {
             family.with_label_values(&[model]).inc_by(more);
         }
         self.batch_rows.add(model, &more.rows);
@@ -382,51 +384,46 @@ pub(crate) struct ModelMetrics {
 /// Counts that the runtimes of one executor and its queue keep.
 #[derive(Clone, Copy, Default)]
 struct CountedElsewhere {
-    preemptions: u64,
-    prefix_queries: u64,
-    prefix_hits: u64,
+    /// In the order of [`COUNTED_ELSEWHERE`].
+    counts: [u64; COUNTED_ELSEWHERE.len()],
     rows: RowCounts,
 }
 
 impl CountedElsewhere {
     fn of(snapshot: &Snapshot) -> Self {
-        let mut sum = Self {
-            preemptions: snapshot.preemptions,
+        let by_queue = Self {
+            counts: [snapshot.preemptions, 0, 0, 0, 0],
             ..Self::default()
         };
-        for RuntimeStatus {
-            preemptions,
-            prefix_queries,
-            prefix_hits,
-            row_counts,
-            ..
-        } in snapshot.replicas.iter().map(|replica| &replica.status)
-        {
-            sum.preemptions += preemptions;
-            sum.prefix_queries += prefix_queries;
-            sum.prefix_hits += prefix_hits;
-            sum.rows = zip_rows(sum.rows, *row_counts, u64::saturating_add);
-        }
-        sum
+        let replicas = snapshot.replicas.iter().map(|replica| &replica.status);
+        let counted = replicas.map(|status| Self {
+            counts: [
+                status.preemptions,
+                status.prefix_queries,
+                status.prefix_hits,
+                status.loop_iterations,
+                status.loop_iterations_saved,
+            ],
+            rows: status.row_counts,
+        });
+        counted.fold(by_queue, |sum, more| sum.zip(more, u64::saturating_add))
     }
 
     /// What was counted since `earlier`.
     fn since(self, earlier: Self) -> Self {
-        Self {
-            preemptions: self.preemptions.saturating_sub(earlier.preemptions),
-            prefix_queries: self.prefix_queries.saturating_sub(earlier.prefix_queries),
-            prefix_hits: self.prefix_hits.saturating_sub(earlier.prefix_hits),
-            rows: zip_rows(self.rows, earlier.rows, u64::saturating_sub),
-        }
+        self.zip(earlier, u64::saturating_sub)
     }
 
     /// Each the greater of both: a scrape with an older snapshot must not set anything back.
     fn max(self, other: Self) -> Self {
+        self.zip(other, u64::max)
+    }
+
+    fn zip(self, other: Self, combine: fn(u64, u64) -> u64) -> Self {
+        let counts = |index| combine(self.counts[index], other.counts[index]);
         Self {
-            preemptions: self.preemptions.max(other.preemptions),
-            prefix_queries: self.prefix_queries.max(other.prefix_queries),
-            prefix_hits: self.prefix_hits.max(other.prefix_hits),
-            rows: zip_rows(self.rows, other.rows, u64::max),
+            counts: std::array::from_fn(counts),
+            rows: zip_rows(self.rows, other.rows, combine),
         }
     }
 }

@@ -80,8 +80,22 @@ impl Backend for FaultyBackend {
     fn feed_forward(&mut self, op: &FeedForwardOp) -> Result<(), BackendError> {
         self.inner.feed_forward(op)
     }
-    fn logits(&mut self, op: &LogitsOp) -> Result<&[f32], BackendError> {
-        self.logits = self.inner.logits(op)?.to_vec();
+    fn keep_state(&mut self, row_idxs: &[u32]) -> Result<(), BackendError> {
+        self.inner.keep_state(row_idxs)
+    }
+    fn exit_signals(
+        &mut self,
+        signal: &ExitSignal,
+        row_idxs: &[u32],
+        out: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.inner.exit_signals(signal, row_idxs, out)
+    }
+    fn fill_skipped(&mut self, op: &FillOp, skipped: &[SkippedLoops]) -> Result<(), BackendError> {
+        self.inner.fill_skipped(op, skipped)
+    }
+    fn logits(&mut self, op: &LogitsOp, slots: &[SlotId]) -> Result<&[f32], BackendError> {
+        self.logits = self.inner.logits(op, slots)?.to_vec();
         if matches!(self.fault, Fault::NotANumber(at) if at == self.n_passes) {
             self.logits[3] = f32::NAN;
         }

@@ -10,14 +10,14 @@ use tinyloop::engine::{Engine, EngineParts};
 use tinyloop::model::{self, Model};
 use tinyloop::request::*;
 
-const KINDS: [&str; 5] = ["ouro", "nanbeige", "huginn", "retrofit", "looped_llama"];
+pub(crate) const KINDS: [&str; 5] = ["ouro", "nanbeige", "huginn", "retrofit", "looped_llama"];
 
-fn looped_engine(kind: &str, cpu: bool) -> Engine {
+pub(crate) fn looped_engine(kind: &str, cpu: bool) -> Engine {
     looped_engine_with(kind, cpu, 1600)
 }
 
 /// `kv_tokens`: size of the pool at the model's default depth.
-fn looped_engine_with(kind: &str, cpu: bool, kv_tokens: u64) -> Engine {
+pub(crate) fn looped_engine_with(kind: &str, cpu: bool, kv_tokens: u64) -> Engine {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/looped");
     let file = model::open(&folder.join(kind)).expect("a sound directory");
     let mut backend: Box<dyn Backend> = match cpu {

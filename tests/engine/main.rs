@@ -4,6 +4,7 @@
 //! call `Engine::step` by hand, so that each quantum is under control.
 
 mod batching;
+mod exits;
 mod faults;
 mod generation;
 mod looped;

@@ -54,15 +54,22 @@ fn plans(max_loops: u32) -> impl Strategy<Value = Vec<Plan>> {
         (0..30_usize, prop::option::weighted(0.25, 0..30_usize)),
         prop::option::weighted(0.25, (0..30_usize, 0..20_usize)),
         prop::option::weighted(0.2, Just(1)),
+        prop::option::weighted(0.4, 0.0..1.0_f32),
     );
     let plan = one.prop_map(
-        |((family, n, max_tokens), seed, loops, (start, cancel), park, scores)| {
+        move |((family, n, max_tokens), seed, loops, (start, cancel), park, scores, exit)| {
             let mut request = match seed {
                 Some(seed) => seeded(prompt(family, n), max_tokens, seed),
                 None => greedy(prompt(family, n), max_tokens),
             };
             request.loops = (loops > 1).then_some(loops);
             request.prompt_logprobs = scores;
+            // Only looped models have anything to leave.
+            let exit = exit.filter(|_| max_loops > 1);
+            request.adaptive = exit.map(|threshold| AdaptiveExit {
+                rule: ExitRule::Latent,
+                threshold,
+            });
             Plan {
                 request,
                 start,

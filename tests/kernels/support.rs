@@ -143,7 +143,6 @@ pub(crate) fn row(slot: usize, token: u32) -> Row {
         sequence: 0,
         iteration: 0,
         enters: true,
-        wants_logits: true,
     }
 }
 
@@ -201,7 +200,8 @@ pub(crate) fn embed_and_project(
         epsilon: 1.0,
         output: Linear { weight, bias: None },
     };
-    backend.logits(&op).expect("valid ids").to_vec()
+    let slots: Vec<SlotId> = pass.rows.iter().map(|row| row.slot).collect();
+    backend.logits(&op, &slots).expect("valid ids").to_vec()
 }
 
 /// Rows whose int8 quantization is exact: integers, with a 127 in every block of 32.
@@ -380,7 +380,6 @@ impl<B: Backend> Rig<B> {
             for row in &mut pass.rows {
                 row.iteration = iteration;
                 row.enters = iteration == 0;
-                row.wants_logits = iteration + 1 == self.shape.loops;
             }
             logits = self.pass(&pass);
         }
@@ -403,7 +402,11 @@ impl<B: Backend> Rig<B> {
                 .feed_forward(&block.feed_forward)
                 .expect("valid ids");
         }
-        backend.logits(&self.logits).expect("valid ids").to_vec()
+        let slots: Vec<SlotId> = pass.rows.iter().map(|row| row.slot).collect();
+        backend
+            .logits(&self.logits, &slots)
+            .expect("valid ids")
+            .to_vec()
     }
 }
 

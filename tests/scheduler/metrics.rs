@@ -202,6 +202,8 @@ fn every_family_is_there_in_strict_exposition_format() {
         "prefix_queries_total",
         "prefix_hits_total",
         "loops_downgraded_total",
+        "loop_iterations_total",
+        "loop_iterations_saved_total",
         "slo_met_total",
         "slo_missed_total",
     ] {

@@ -10,6 +10,8 @@ Run it again only to add a case; the files are committed, so tests need neither 
 
 Per case: NAME/config.json, NAME/model.safetensors (BF16), and NAME.json =
 {"loops": [..], "sequences": [{"tokens", "positions", "logits": {L: (n positions, vocab_size)}}]}.
+NAME_exit.json, where the case has early exits: [{"rule", "threshold", "loops", "tokens", "left": loops
+that each position ran, "logprobs": of tokens 1..}].
 """
 
 import json
@@ -44,8 +46,62 @@ def rotated(x, frequencies, interleaved):
     return torch.cat([turned_a, turned_b], -1)
 
 
+class Exits:
+    """Rows leave the loop one by one. Of those that left, state, keys and values stay as they were."""
+
+    def __init__(self, rule, threshold, n_rows):
+        self.rule, self.threshold = rule, threshold
+        self.left = torch.zeros(n_rows, dtype=torch.int64)
+        self.remaining = torch.ones(n_rows, dtype=torch.float64)
+        self.kept, self.signals = [], []
+
+    def keys_and_values(self, k, v):
+        """Called in every attention of a loop, in order."""
+        inside, layer = (self.left == 0)[:, None], self.layer
+        self.layer += 1
+        if layer == len(self.kept):
+            self.kept.append((k, v))
+        else:
+            old_k, old_v = self.kept[layer]
+            self.kept[layer] = torch.where(inside, k, old_k), torch.where(inside, v, old_v)
+        return self.kept[layer]
+
+    def loop(self, number, before, step, gate=None, logits=None):
+        """The states after one more loop, which `step` computes."""
+        global kv_hook
+        self.layer, kv_hook = 0, self.keys_and_values
+        after = step(before)
+        kv_hook = no_hook
+        inside = self.left == 0
+        if self.rule == "gate":
+            self.remaining *= 1 - gate(after)
+            signal = self.remaining
+            done = 1 - signal >= self.threshold
+        elif self.rule == "kl":
+            now, then = logits(after).log_softmax(-1), logits(before).log_softmax(-1)
+            signal = (now.exp() * (now - then)).sum(-1)
+            done = (signal < self.threshold) & (number > 0)
+        else:
+            signal = (after - before).norm(dim=-1) / after.norm(dim=-1)
+            done = (signal < self.threshold) & (number > 0)
+        if number > 0 or self.rule == "gate":
+            self.signals += (1 - signal if self.rule == "gate" else signal)[inside].tolist()
+        self.left[done & inside] = number + 1
+        return torch.where(inside[:, None], after, before)
+
+
+class NoExits:
+    def loop(self, number, before, step, gate=None, logits=None):
+        return step(before)
+
+
+no_hook = lambda k, v: (k, v)
+kv_hook = no_hook
+
+
 def attention(q, k, v, frequencies, interleaved):
     """q, k, v: (positions, heads * HEAD); fewer key heads than query heads are shared by turns."""
+    k, v = kv_hook(k, v)
     split = lambda x: x.view(x.shape[0], -1, HEAD).transpose(0, 1)
     q, k, v = split(q), split(k), split(v)
     q, k = rotated(q, frequencies, interleaved), rotated(k, frequencies, interleaved)
@@ -108,20 +164,30 @@ def usual_block(w, name, x, frequencies, kv_heads, sandwich):
     return x + (norm(branch, p("post_attention_layernorm_2", D)) if sandwich else branch)
 
 
-def usual(w, config, tokens, loops):
+def usual(w, config, tokens, loops, exits=NoExits()):
     """Ouro and Nanbeige: all blocks loop, with the final norm after every loop (or the last only)."""
     sandwich = config["model_type"] == "ouro"
     frequencies = plain_frequencies(config["rope_theta"])
-    x = w("model.embed_tokens.weight", VOCAB, D)[tokens]
-    for loop in range(loops):
+
+    def step(x, loop):
         for layer in range(config["num_hidden_layers"]):
             name = f"model.layers.{layer}"
             x = usual_block(w, name, x, frequencies, config["num_key_value_heads"], sandwich)
         if loop == loops - 1 or not config.get("skip_loop_final_norm", False):
             x = norm(x, w("model.norm.weight", D))
-    if sandwich:  # The gate is stored; at the published threshold it does nothing.
-        w("model.early_exit_gate.weight", 1, D), w("model.early_exit_gate.bias", 1)
-    return x @ w("lm_head.weight", VOCAB, D).T
+        return x
+
+    def gate(x):
+        score = x @ w("model.early_exit_gate.weight", 1, D).T
+        return (score + w("model.early_exit_gate.bias", 1)).sigmoid().flatten()
+
+    logits = lambda x: x @ w("lm_head.weight", VOCAB, D).T
+    x = w("model.embed_tokens.weight", VOCAB, D)[tokens]
+    for loop in range(loops):
+        x = exits.loop(loop, x, lambda x: step(x, loop), gate, logits)
+    if sandwich:  # The gate is stored; only early exit asks it.
+        gate(x)
+    return logits(x)
 
 
 def raven_block(w, name, x, frequencies, kv_heads, sandwich):
@@ -160,7 +226,7 @@ def initial_state(n_positions, seed=0):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def raven(w, config, tokens, loops):
+def raven(w, config, tokens, loops, exits=NoExits()):
     sandwich = config["qk_bias"]
     kv_heads = config.get("num_key_value_heads", HEADS)
     if config.get("rope_scaling"):
@@ -180,10 +246,14 @@ def raven(w, config, tokens, loops):
 
     e = segment("prelude", config["n_layers_in_prelude"], e)
     state = initial_state(len(tokens)) * config["init_values"]["std"] * scale
-    for _ in range(loops):
+
+    def step(state):
         joined = torch.cat([state, e], -1)
         state = joined @ w("transformer.adapter.weight", D, 2 * D).T
-        state = segment("core_block", config["n_layers_in_recurrent_block"], state)
+        return segment("core_block", config["n_layers_in_recurrent_block"], state)
+
+    for loop in range(loops):
+        state = exits.loop(loop, state, step)
     final = w("transformer.ln_f.weight", D)
     if sandwich:
         state = norm(state, final)
@@ -258,6 +328,32 @@ CASES = {
 }
 
 
+EXITS = {"ouro": ["gate", "kl", "latent"], "huginn": ["latent"]}
+
+
+def exit_cases(weights, name, function, config):
+    """For each rule a threshold at which rows leave after different loops and none leaves by a hair."""
+    tokens = [(5 * i * i + 11 * i + 2) % VOCAB for i in range(40)]
+    for rule in EXITS.get(name, []):
+        best = None
+        trial = Exits(rule, 2.0 if rule == "gate" else -1.0, len(tokens))
+        function(weights, config, torch.tensor(tokens), LOOPS[-1], trial)
+        candidates = sorted(trial.signals)[len(tokens) // 2 :: 7]
+        for threshold in [round(0.99 * x, 4) for x in candidates]:
+            exits = Exits(rule, threshold, len(tokens))
+            rows = function(weights, config, torch.tensor(tokens), LOOPS[-1], exits)
+            left = [n or LOOPS[-1] for n in exits.left.tolist()]
+            margin = min(abs(x - threshold) for x in exits.signals) / threshold
+            depths = len(set(left))
+            if margin > 2e-3 and (best is None or depths > best[0]):
+                scores = rows.log_softmax(-1)
+                logprobs = [round(scores[i, t].item(), 5) for i, t in enumerate(tokens[1:])]
+                best = depths, dict(rule=rule, threshold=threshold, loops=LOOPS[-1], tokens=tokens,
+                                    left=left, logprobs=logprobs)
+        print(name, rule, best[0], "depths", best[1]["threshold"], best[1]["left"])
+        yield best[1]
+
+
 def make(name, function, config):
     weights = Weights(sum(name.encode()))
     sequences = []
@@ -274,6 +370,9 @@ def make(name, function, config):
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     stored = {key: value.contiguous() for key, value in weights.stored.items()}
     safetensors.torch.save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    if name in EXITS:
+        cases = list(exit_cases(weights, name, function, config))
+        (OUT / f"{name}_exit.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
     text = json.dumps({"loops": LOOPS, "sequences": sequences}, separators=(",", ":"))
     (OUT / f"{name}.json").write_text(text + "\n")
     spread = [max(abs(x) for row in sequences[1]["logits"][l] for x in row) for l in LOOPS]

@@ -6,7 +6,7 @@
 //! # Reading order
 //! [`Path`] and `path.rs` (which instruction set), `threads.rs` (regions and chunks), `layout.rs` and
 //! `panels.rs` (weights), `kernels/` over `lanes/` (arithmetic), `step.rs` (what a region sees),
-//! `ops.rs`, `attention.rs` and `loops.rs` (operations), `state.rs` (buffers, page tables).
+//! `ops.rs`, `attention.rs`, `loops.rs` and `exits.rs` (operations), `state.rs` (buffers, page tables).
 //!
 //! # Weights: panels
 //! A panel is `LANES` outputs (8, or 16 with AVX-512) and all inputs, in blocks of 32 inputs. Weights keep
@@ -69,6 +69,7 @@
 mod attention;
 mod blocks;
 mod buffer;
+mod exits;
 mod kernels;
 mod lanes;
 mod layout;
@@ -88,9 +89,9 @@ use self::state::State;
 use self::step::Step;
 use self::threads::Threads;
 use super::{
-    AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, FeedForwardOp, InjectOp, LogitsOp,
-    MatrixId, MemoryUse, NormOp, PageId, Pass, QkvOp, RopeId, RopeTable, StartLoopsOp,
-    StateGeometry, TensorData, VectorId,
+    AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, ExitSignal, FeedForwardOp, FillOp,
+    InjectOp, LogitsOp, MatrixId, MemoryUse, NormOp, PageId, Pass, QkvOp, RopeId, RopeTable,
+    SkippedLoops, SlotId, StartLoopsOp, StateGeometry, TensorData, VectorId,
 };
 
 /// How to build a [`CpuBackend`].
@@ -291,11 +292,44 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn logits(&mut self, op: &LogitsOp) -> Result<&[f32], BackendError> {
+    fn keep_state(&mut self, row_idxs: &[u32]) -> Result<(), BackendError> {
+        let state = self.state.as_mut().ok_or_else(not_allocated)?;
+        state.make_room_for_kept()?;
         let (step, threads) = self.step()?;
-        ops::logits(&step, threads, op);
+        exits::keep_state(&step, threads, row_idxs);
+        Ok(())
+    }
+
+    fn exit_signals(
+        &mut self,
+        signal: &ExitSignal,
+        row_idxs: &[u32],
+        out: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        out.clear();
+        out.resize(row_idxs.len(), 0.0);
+        let state = self.state.as_mut().ok_or_else(not_allocated)?;
+        if let ExitSignal::Divergence(_) = signal {
+            state.make_room_for_logits(2 * exits::pairs_per_tile(&state.geometry))?;
+        }
+        let (step, threads) = self.step()?;
+        exits::signals(&step, threads, signal, row_idxs, out);
+        Ok(())
+    }
+
+    fn fill_skipped(&mut self, op: &FillOp, skipped: &[SkippedLoops]) -> Result<(), BackendError> {
+        let (step, threads) = self.step()?;
+        exits::fill_skipped(&step, threads, op, skipped);
+        Ok(())
+    }
+
+    fn logits(&mut self, op: &LogitsOp, slots: &[SlotId]) -> Result<&[f32], BackendError> {
+        let state = self.state.as_mut().ok_or_else(not_allocated)?;
+        state.make_room_for_logits(slots.len())?;
+        let (step, threads) = self.step()?;
+        ops::logits(&step, threads, op, slots);
         let state = self.state.as_ref().ok_or_else(not_allocated)?;
-        Ok(&state.logits[..state.pass.wanted.len() * state.geometry.vocab_size])
+        Ok(&state.logits[..slots.len() * state.geometry.vocab_size])
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) -> Result<(), BackendError> {

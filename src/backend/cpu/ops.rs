@@ -13,7 +13,7 @@ use super::step::{InputsView, Precision, Source, Step, Units};
 use super::threads::Threads;
 use crate::backend::{
     AttentionOutputOp, EmbedOp, FeedForwardOp, Linear, LogitsOp, PAGE_TOKENS, QkvOp, RopePairs,
-    RopeTable, VectorId,
+    RopeTable, SlotId, VectorId,
 };
 
 /// Inputs of q, k, v and output are quantized twice: perplexity of the demo model 15.79 -> 15.73
@@ -423,20 +423,29 @@ fn store_gated(
 }
 
 /// See [`LogitsOp`]; fills the first rows of `Step::logits`.
-pub(super) fn logits(step: &Step<'_>, threads: &Threads, op: &LogitsOp) {
+pub(super) fn logits(step: &Step<'_>, threads: &Threads, op: &LogitsOp, slots: &[SlotId]) {
+    // SAFETY: nobody writes the residual stream while logits are made.
+    let state = |idx: usize| unsafe { step.hidden.read(step.slot_range(slots[idx])) };
+    logits_of(step, threads, op, slots.len(), &state);
+}
+
+/// The same for `n_rows` states, each (d_model).
+pub(super) fn logits_of<'s>(
+    step: &Step<'_>,
+    threads: &Threads,
+    op: &LogitsOp,
+    n_rows: usize,
+    state: &(dyn Fn(usize) -> &'s [f32] + Sync),
+) {
     let (matrix, bias) = (step.matrix(&op.output), step.bias(&op.output));
     let vocab_size = step.geometry.vocab_size;
     assert!(matrix.n_out == vocab_size, "head of another width");
-    let wanted = &step.pass.wanted;
-    let prepare = |wanted_idx: usize, out: &mut [f32]| {
-        let row_idx = wanted[wanted_idx] as usize;
-        match op.norm {
-            Some(norm) => step.norm_hidden(row_idx, norm, op.epsilon, out),
-            None => step.copy_hidden(row_idx, out),
-        }
+    let prepare = |idx: usize, out: &mut [f32]| match op.norm {
+        Some(norm) => step.norm(state(idx), norm, op.epsilon, out),
+        None => out.copy_from_slice(state(idx)),
     };
-    let source = step.prepare(threads, wanted.len(), &[matrix], HEAD, &prepare);
-    let units = Units::new(wanted.len(), vocab_size.div_ceil(TILE_WIDTH));
+    let source = step.prepare(threads, n_rows, &[matrix], HEAD, &prepare);
+    let units = Units::new(n_rows, vocab_size.div_ceil(TILE_WIDTH));
     let stride = step.sizes.tile_width;
     threads.run(units.n_units(), &|thread_idx, range| {
         // SAFETY: this task runs on that thread; tiles and local inputs are different fields.

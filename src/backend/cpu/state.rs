@@ -1,7 +1,8 @@
 //! The mutable state of a backend: slots, KV pages, scratch, and the tables of the running pass.
 //!
 //! Owned by the engine thread; workers see it through `Step` (`step.rs`) during a region. Sized
-//! once in [`State::allocate`]; only the logits grow, when a pass asks for more rows than before.
+//! once in [`State::allocate`]; only the logits grow, when more rows are asked for than before, and
+//! room for kept states is made when the first row may leave a loop early.
 
 use super::buffer::Buffer;
 use super::kernels::vector::ActivationBlock;
@@ -191,8 +192,6 @@ struct SequenceTable {
 pub(super) struct PassTables {
     /// The rows.
     pub(super) rows: Vec<Row>,
-    /// Indexes of rows that want logits.
-    pub(super) wanted: Vec<u32>,
     /// Indexes of rows at iteration 0.
     pub(super) starting: Vec<u32>,
     /// `[start, end)` row ranges of one sequence and iteration, for attention.
@@ -212,7 +211,6 @@ impl PassTables {
     fn for_geometry(geometry: &StateGeometry) -> Self {
         PassTables {
             rows: Vec::with_capacity(geometry.max_rows),
-            wanted: Vec::with_capacity(geometry.max_rows),
             starting: Vec::with_capacity(geometry.max_rows),
             blocks: Vec::with_capacity(geometry.max_rows),
             slot_seen: vec![0; geometry.n_slots],
@@ -265,12 +263,6 @@ impl PassTables {
         }
         self.rows.clear();
         self.rows.extend_from_slice(&pass.rows);
-        self.wanted.clear();
-        let rows = pass.rows.iter().enumerate();
-        self.wanted.extend(
-            rows.filter(|(_, row)| row.wants_logits)
-                .map(|(idx, _)| idx as u32),
-        );
         self.starting.clear();
         let rows = pass.rows.iter().enumerate();
         self.starting.extend(
@@ -337,6 +329,8 @@ pub(super) struct State {
     pub(super) hidden: Buffer<f32>,
     /// `(n_slots, d_model)`, or empty: what is injected at every loop.
     pub(super) loop_input: Buffer<f32>,
+    /// `(n_slots, d_model)`, or empty: states before a loop that may be the last.
+    pub(super) kept: Buffer<f32>,
     /// `(n_pages, layers_per_page, n_kv_heads, [keys (head_dim, 16), values (16, padded_dim)])` f16
     pub(super) kv: Buffer<u16>,
     /// `(max_rows, q_width)`: rotated queries.
@@ -389,6 +383,7 @@ impl State {
                 usize::from(geometry.keeps_input) * geometry.n_slots * geometry.d_model,
                 "inputs of the loop",
             )?,
+            kept: Buffer::zeroed(0, "kept states")?,
             kv: Buffer::zeroed(geometry.n_pages * sizes.page_len, "the KV page pool")?,
             queries: Buffer::zeroed(rows * sizes.q_width, "queries")?,
             attention: Buffer::zeroed(rows * sizes.q_width, "attention")?,
@@ -414,10 +409,22 @@ impl State {
     pub(super) fn begin_pass(&mut self, pass: &Pass) -> Result<(), BackendError> {
         self.split_window = None;
         self.pass
-            .take(pass, &self.geometry, self.sizes.rows_per_block)?;
-        let n_logits = self.pass.wanted.len() * self.geometry.vocab_size;
+            .take(pass, &self.geometry, self.sizes.rows_per_block)
+    }
+
+    /// So that the logits of `n_rows` fit.
+    pub(super) fn make_room_for_logits(&mut self, n_rows: usize) -> Result<(), BackendError> {
+        let n_logits = n_rows * self.geometry.vocab_size;
         if n_logits > self.logits.len() {
             self.logits = Buffer::zeroed(n_logits, "logits")?;
+        }
+        Ok(())
+    }
+
+    /// So that every slot can keep a state.
+    pub(super) fn make_room_for_kept(&mut self) -> Result<(), BackendError> {
+        if self.kept.is_empty() {
+            self.kept = Buffer::zeroed(self.hidden.len(), "kept states")?;
         }
         Ok(())
     }
@@ -427,6 +434,7 @@ impl State {
         let floats = [
             &self.hidden,
             &self.loop_input,
+            &self.kept,
             &self.queries,
             &self.attention,
             &self.partials,

@@ -14,7 +14,7 @@ use super::layout::BLOCK;
 use super::panels::Matrix;
 use super::state::{Inputs, LOCAL_ROWS, PassTables, ROW_TILE, Scratch, Sizes, State};
 use super::threads::Threads;
-use crate::backend::{Linear, StateGeometry, VectorId};
+use crate::backend::{Linear, SlotId, StateGeometry, VectorId};
 
 /// The view of one operation.
 pub(super) struct Step<'a> {
@@ -27,6 +27,7 @@ pub(super) struct Step<'a> {
     pub(super) angles: &'a [super::buffer::Buffer<f32>],
     pub(super) hidden: SharedMut<'a, f32>,
     pub(super) loop_input: SharedMut<'a, f32>,
+    pub(super) kept: SharedMut<'a, f32>,
     pub(super) kv: SharedMut<'a, u16>,
     pub(super) queries: SharedMut<'a, f32>,
     pub(super) attention: SharedMut<'a, f32>,
@@ -131,6 +132,7 @@ impl<'a> Step<'a> {
             angles: &state.angles,
             hidden: state.hidden.shared(),
             loop_input: state.loop_input.shared(),
+            kept: state.kept.shared(),
             kv: state.kv.shared(),
             queries: state.queries.shared(),
             attention: state.attention.shared(),
@@ -158,7 +160,12 @@ impl<'a> Step<'a> {
 
     /// Range of a row's residual stream in `hidden`.
     pub(super) fn hidden_range(&self, row_idx: usize) -> Range<usize> {
-        let start = self.pass.rows[row_idx].slot.0 as usize * self.geometry.d_model;
+        self.slot_range(self.pass.rows[row_idx].slot)
+    }
+
+    /// Range of a slot in `hidden` and whatever else slots hold.
+    pub(super) fn slot_range(&self, slot: SlotId) -> Range<usize> {
+        let start = slot.0 as usize * self.geometry.d_model;
         start..start + self.geometry.d_model
     }
 

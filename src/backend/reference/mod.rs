@@ -12,9 +12,10 @@ pub mod dequant;
 mod math;
 
 use super::{
-    AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, FeedForwardOp, InjectOp, KvPlace,
-    Linear, LogitsOp, MatrixId, MemoryUse, NormOp, PAGE_TOKENS, PageId, Pass, QkvOp, RopeId,
-    RopeTable, Row, StartLoopsOp, StateGeometry, StateInit, TensorData, VectorId, state_init,
+    AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, ExitSignal, FeedForwardOp, FillOp,
+    InjectOp, KvPlace, Linear, LogitsOp, MatrixId, MemoryUse, NormOp, PAGE_TOKENS, PageId, Pass,
+    QkvOp, RopeId, RopeTable, Row, SkippedLoops, SlotId, StartLoopsOp, StateGeometry, StateInit,
+    TensorData, VectorId, exit_signal, state_init,
 };
 use math::{add, gated, matmul, rms_norm, rotate, softmax};
 
@@ -38,6 +39,8 @@ pub struct ReferenceBackend {
     hidden: Vec<f32>,
     /// (n_slots, d_model), or empty: what is injected at every loop.
     input: Vec<f32>,
+    /// (n_slots, d_model), or empty: states before a loop that may be the last.
+    kept: Vec<f32>,
     /// (n_pages, layers_per_page, PAGE_TOKENS, n_kv_heads * head_dim)
     keys: Vec<f32>,
     /// The same shape.
@@ -92,15 +95,49 @@ impl ReferenceBackend {
         norm: Option<VectorId>,
         epsilon: f32,
     ) -> Vec<f32> {
+        self.normed_states(rows.map(|row| self.hidden(row)), norm, epsilon)
+    }
+
+    /// The same of any states.
+    fn normed_states<'s>(
+        &self,
+        states: impl Iterator<Item = &'s [f32]>,
+        norm: Option<VectorId>,
+        epsilon: f32,
+    ) -> Vec<f32> {
         let mut out = Vec::new();
-        for row in rows {
+        for state in states {
             let start = out.len();
-            out.extend_from_slice(self.hidden(row));
+            out.extend_from_slice(state);
             if let Some(norm) = norm {
                 rms_norm(&mut out[start..], self.vector(norm), epsilon);
             }
         }
         out
+    }
+
+    /// What was kept of a row's state, (d_model).
+    fn kept(&self, row: &Row) -> &[f32] {
+        let d_model = self.geometry().d_model;
+        &self.kept[row.slot.0 as usize * d_model..][..d_model]
+    }
+
+    /// See [`ExitSignal`].
+    fn exit_signal(&self, signal: &ExitSignal, row: &Row) -> f32 {
+        let (now, before) = (self.hidden(row), || self.kept(row));
+        match signal {
+            ExitSignal::Gate { weight, bias } => {
+                exit_signal::gate(self.vector(*weight), *bias, now)
+            }
+            ExitSignal::Change => exit_signal::change(now, before()),
+            ExitSignal::Divergence(head) => {
+                let logits = |state: &[f32]| {
+                    let normed = self.normed_states([state].into_iter(), head.norm, head.epsilon);
+                    self.linear(&head.output, &normed)
+                };
+                exit_signal::divergence(&logits(now), &logits(before()))
+            }
+        }
     }
 
     /// Replaces the residual streams of all rows by `values`, (rows, d_model).
@@ -244,6 +281,7 @@ impl Backend for ReferenceBackend {
         self.hidden = zeros("hidden-state slots", geometry.n_slots * geometry.d_model)?;
         let n_inputs = usize::from(geometry.keeps_input) * geometry.n_slots * geometry.d_model;
         self.input = zeros("inputs of the loop", n_inputs)?;
+        self.kept = Vec::new();
         self.keys = zeros("the key pages", n_kv)?;
         self.values = zeros("the value pages", n_kv)?;
         self.geometry = Some(*geometry);
@@ -257,6 +295,7 @@ impl Backend for ReferenceBackend {
         let scratch = [
             &self.hidden,
             &self.input,
+            &self.kept,
             &self.queries,
             &self.attention,
             &self.logits,
@@ -385,9 +424,55 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
-    fn logits(&mut self, op: &LogitsOp) -> Result<&[f32], BackendError> {
-        let wanted = self.pass.rows.iter().filter(|row| row.wants_logits);
-        let normed = self.normed(wanted, op.norm, op.epsilon);
+    fn keep_state(&mut self, row_idxs: &[u32]) -> Result<(), BackendError> {
+        let StateGeometry {
+            n_slots, d_model, ..
+        } = *self.geometry();
+        if self.kept.is_empty() {
+            self.kept = zeros("kept states", n_slots * d_model)?;
+        }
+        for row_idx in row_idxs {
+            let slot = self.pass.rows[*row_idx as usize].slot.0 as usize;
+            let place = slot * d_model..(slot + 1) * d_model;
+            self.kept[place.clone()].copy_from_slice(&self.hidden[place]);
+        }
+        Ok(())
+    }
+
+    fn exit_signals(
+        &mut self,
+        signal: &ExitSignal,
+        row_idxs: &[u32],
+        out: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let rows = row_idxs.iter().map(|idx| &self.pass.rows[*idx as usize]);
+        out.clear();
+        out.extend(rows.map(|row| self.exit_signal(signal, row)));
+        Ok(())
+    }
+
+    fn fill_skipped(&mut self, op: &FillOp, skipped: &[SkippedLoops]) -> Result<(), BackendError> {
+        let width = self.kv_width();
+        for skip in skipped {
+            let row = self.pass.rows[skip.row_idx as usize];
+            let position = row.position as usize;
+            for layer in op.kv.layer..op.kv.layer + op.n_layers {
+                let kv = KvPlace { layer, ..op.kv };
+                let from = self.kv_offset(&row, kv, position);
+                for iteration in row.iteration + 1..skip.n_loops {
+                    let to = self.kv_offset(&Row { iteration, ..row }, kv, position);
+                    self.keys.copy_within(from..from + width, to);
+                    self.values.copy_within(from..from + width, to);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, op: &LogitsOp, slots: &[SlotId]) -> Result<&[f32], BackendError> {
+        let d_model = self.geometry().d_model;
+        let state = |slot: &SlotId| &self.hidden[slot.0 as usize * d_model..][..d_model];
+        let normed = self.normed_states(slots.iter().map(state), op.norm, op.epsilon);
         self.logits = self.linear(&op.output, &normed);
         Ok(&self.logits)
     }

@@ -16,8 +16,8 @@
 //! ```
 //!
 //! **Prefix reuse.** Published blocks form a trie: a block is found by its parent block and its
-//! tokens, the first one by what the whole chain depends on ([`Origin`]: loops, cache window,
-//! isolation key). Tokens are compared, not hashes of them, so a collision cannot give wrong
+//! tokens, the first one by what the whole chain depends on ([`Origin`]: loops, cache window, early
+//! exit, isolation key). Tokens are compared, not hashes of them, so a collision cannot give wrong
 //! output. A block is released before its parent, so children are evicted first; one whose parent
 //! is gone can no longer be found and leaves the same way. A sequence that computes what another
 //! has published meanwhile gives up its own copy: equal chains have bit-equal K/V.
@@ -36,7 +36,7 @@ mod pins;
 mod tests;
 
 use crate::backend::{PAGE_TOKENS, PageId, SequencePages};
-use crate::request::{PrefixId, TokenId};
+use crate::request::{ExitRule, PrefixId, TokenId};
 use std::collections::{BTreeMap, HashMap};
 
 /// What all K/V of a chain depends on beside its tokens.
@@ -46,6 +46,8 @@ pub struct Origin {
     pub loops: u32,
     /// Sliding window in tokens; 0 = full attention.
     pub cache_window: u32,
+    /// Rule of early exit and bits of its threshold.
+    pub exit: Option<(ExitRule, u32)>,
     /// Requests share only within one key.
     pub isolation_key: u64,
 }

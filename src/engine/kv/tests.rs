@@ -1,12 +1,13 @@
 //! Tests of the KV pool: named behaviours, then random runs against the integrity check.
 
 use super::*;
-use crate::request::PinError;
+use crate::request::{ExitRule, PinError};
 use proptest::prelude::*;
 
 const ORIGIN: Origin = Origin {
     loops: 1,
     cache_window: 0,
+    exit: None,
     isolation_key: 0,
 };
 
@@ -58,6 +59,10 @@ fn another_origin_shares_nothing() {
         Origin { loops: 2, ..ORIGIN },
         Origin {
             cache_window: 64,
+            ..ORIGIN
+        },
+        Origin {
+            exit: Some((ExitRule::Kl, 0)),
             ..ORIGIN
         },
         Origin {

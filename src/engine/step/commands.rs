@@ -82,7 +82,7 @@ impl Engine {
         let state = &mut self.state;
         let others = state.waiting.drain(..).chain(state.parked.drain(..));
         for mut sequence in state.running.drain(..).chain(others) {
-            state.free_slots.append(&mut sequence.slots);
+            state.free_slots.extend(sequence.reset());
             state.kv.release(&mut sequence.kv);
             sequence.fail(error.clone());
         }

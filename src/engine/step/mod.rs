@@ -1,7 +1,8 @@
 //! The step loop: one quantum is one pass of one segment over rows of many sequences.
 //!
 //! ```text
-//! step:  admit ─► plan (preempting as long as pages are short) ─► board ─► run_pass ─► commit
+//! step:  admit ─► plan (preempting as long as pages are short) ─► board
+//!        ─► blocks of the segment ─► settle (exits) ─► logits ─► commit
 //! ```
 //!
 //! ```text
@@ -24,6 +25,7 @@
 //! keep the engine awake.
 
 mod commands;
+mod exits;
 mod landing;
 
 use super::batch::{self, BatchPolicy, Candidate, Decision, Quantum, Supply};
@@ -31,11 +33,12 @@ use super::kv::{KvPool, SequenceKv};
 use super::limits::{EngineLimits, MAX_SCORED_ROWS};
 use super::sampler::Sampler;
 use super::sequence::{Flight, Sequence};
-use super::stats::{EngineStats, Gauges};
+use super::stats::{EngineStats, Gauges, QuantumTimes};
 use super::{EngineError, EngineParts};
 use crate::backend::{Backend, BackendError, MemoryUse, Pass, Row, SlotId};
 use crate::model::{Model, Plan, forward};
 use crate::request::TokenId;
+use exits::{Exits, Wanted};
 use landing::Landing;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -71,6 +74,11 @@ struct State {
     candidates: Vec<Candidate>,
     quantum: Quantum,
     pass: Pass,
+    exits: Exits,
+    /// Rows of flights that have landed, by grant and position, and their slots.
+    wanted: Vec<Wanted>,
+    wanted_slots: Vec<SlotId>,
+    times: QuantumTimes,
 }
 
 impl Engine {
@@ -81,6 +89,7 @@ impl Engine {
     pub fn new(parts: EngineParts) -> Result<Self, EngineError> {
         let (mut backend, model) = (parts.backend, parts.model);
         let limits = EngineLimits::new(&parts.config, &model.spec, &model.plan)?;
+        let limits = limits.with_exit_rules(model.exit_rules());
         let max_rows = limits.max_rows as usize;
         backend.allocate(&model.geometry(
             max_rows,
@@ -104,6 +113,10 @@ impl Engine {
             candidates: Vec::new(),
             quantum: Quantum::empty(),
             pass: Pass::default(),
+            exits: Exits::default(),
+            wanted: Vec::new(),
+            wanted_slots: Vec::new(),
+            times: QuantumTimes::default(),
         };
         Ok(Self {
             backend,
@@ -196,17 +209,37 @@ impl Engine {
         let mut in_pass = Duration::ZERO;
         self.admit()?;
         if self.state.choose(&self.model.plan) {
-            let state = &mut self.state;
-            state.board(&self.model.plan);
-            let (segment, pass) = (state.quantum.segment, &state.pass);
-            let pass_began = Instant::now();
-            let logits = forward::run_pass(&self.model, self.backend.as_mut(), segment, pass)?;
-            in_pass = pass_began.elapsed();
-            self.state.commit(&self.model.plan, logits);
+            self.state.board(&self.model.plan);
+            in_pass = self.run_quantum()?;
         }
         self.state.publish();
         self.state.stats.step_ends(began, in_pass);
         Ok(())
+    }
+
+    /// Runs the pass that was boarded; returns the time in the model.
+    fn run_quantum(&mut self) -> Result<Duration, BackendError> {
+        let Self {
+            backend,
+            model,
+            state,
+        } = self;
+        let (segment, backend) = (state.quantum.segment, backend.as_mut());
+        let began = Instant::now();
+        forward::run_blocks(model, backend, segment, &state.pass, &state.exits.kept)?;
+        state.settle(model, backend)?;
+        let in_blocks = began.elapsed();
+        let logits = forward::logits(model, backend, &state.wanted_slots)?;
+        let in_pass = began.elapsed();
+        state
+            .times
+            .blocks(segment, state.pass.rows.len(), in_blocks);
+        state
+            .times
+            .head(state.wanted_slots.len(), in_pass - in_blocks);
+        state.stats.costs(&state.times);
+        state.commit(logits);
+        Ok(in_pass)
     }
 
     /// Waiting sequences become running ones, as far as places and pages allow.
@@ -313,10 +346,8 @@ impl State {
     /// Removes a running sequence; its slots and pages are free again.
     fn leave(&mut self, index: usize) -> Sequence {
         let mut sequence = self.running.remove(index);
-        self.free_slots.append(&mut sequence.slots);
+        self.free_slots.extend(sequence.reset());
         self.kv.release(&mut sequence.kv);
-        sequence.flight = None;
-        sequence.n_computed = 0;
         sequence.kv = SequenceKv::new(
             sequence.origin(),
             sequence.kv.n_groups(),
@@ -330,6 +361,7 @@ impl State {
         self.n_quanta += 1;
         self.pass.rows.clear();
         self.pass.sequences.clear();
+        self.exits.clear();
         for (table_index, grant) in self.quantum.grants.iter().enumerate() {
             let sequence = &mut self.running[grant.candidate];
             let n_rows = grant.n_rows as usize;
@@ -339,16 +371,20 @@ impl State {
                 let first_slot = self.free_slots.len() - n_rows;
                 sequence.slots.extend(self.free_slots.drain(first_slot..));
                 sequence.last_served = self.n_quanta;
-                sequence.flight = Some(Flight {
-                    n_rows,
-                    stage: plan.first_stage(),
-                });
+                sequence.enter(n_rows, plan.first_stage());
             }
             let Some(Flight { stage, .. }) = sequence.flight else {
                 continue;
             };
-            let is_last_pass = plan.next_stage(stage, sequence.loops).is_none();
+            let exit = exits::rule_after(stage, sequence.loops, sequence.request.adaptive);
             for (offset, slot) in sequence.slots.iter().enumerate() {
+                if !sequence.takes_part(offset, stage) {
+                    continue;
+                }
+                if let Some(exit) = exit {
+                    let row_idx = self.pass.rows.len() as u32;
+                    self.exits.watch(row_idx, grant.candidate, offset, exit);
+                }
                 let position = sequence.n_computed + offset;
                 self.pass.rows.push(Row {
                     slot: *slot,
@@ -357,7 +393,6 @@ impl State {
                     sequence: table_index as u32,
                     iteration: stage.iteration,
                     enters: grant.enters,
-                    wants_logits: is_last_pass && sequence.wants_logits(position),
                 });
             }
             let tables = std::mem::take(&mut sequence.kv.tables);
@@ -366,43 +401,34 @@ impl State {
         self.stats.quantum(self.pass.rows.len() as u32);
     }
 
-    /// Takes the results of a pass: flights move on or land, tokens are chosen and sent, sequences
-    /// that ended leave.
-    fn commit(&mut self, plan: &Plan, logits: &[f32]) {
+    /// Takes the results of a pass: rows of landed flights are computed, tokens are chosen and sent,
+    /// sequences that ended leave. `logits`: `(wanted, vocab_size)`.
+    fn commit(&mut self, mut logits: &[f32]) {
         let vocab_size = self.limits.vocab_size as usize;
-        let mut logits = logits.chunks_exact(vocab_size);
-        let mut rows = self.pass.rows.as_slice();
+        let mut wanted = self.wanted.as_slice();
         let tables = self.pass.sequences.drain(..);
         for (grant, tables) in self.quantum.grants.iter().zip(tables) {
             let sequence = &mut self.running[grant.candidate];
             sequence.kv.tables = tables;
-            let (own_rows, others) = rows.split_at(sequence.slots.len());
-            rows = others;
-            let next_stage = sequence
-                .flight
-                .and_then(|flight| plan.next_stage(flight.stage, sequence.loops));
-            if let (Some(flight), Some(stage)) = (&mut sequence.flight, next_stage) {
-                flight.stage = stage;
+            if sequence.flight.is_some() {
                 continue;
             }
-            self.free_slots.append(&mut sequence.slots);
-            sequence.flight = None;
-            for row in own_rows {
-                sequence.count_loops(row.position as usize, sequence.loops);
-            }
-            sequence.n_computed += own_rows.len();
+            self.free_slots.extend(sequence.land());
             let (tokens, n_computed) = (&sequence.tokens, sequence.n_computed);
             self.kv.publish(&mut sequence.kv, tokens, n_computed);
-            let n_wanted = own_rows.iter().filter(|row| row.wants_logits).count();
-            let own_logits = logits.by_ref().take(n_wanted);
-            let wanting = own_rows.iter().filter(|row| row.wants_logits);
+            let is_own = |row: &&Wanted| row.candidate == grant.candidate;
+            let n_own = wanted.iter().take_while(is_own).count();
+            let (own_rows, own_logits);
+            (own_rows, wanted) = wanted.split_at(n_own);
+            (own_logits, logits) = logits.split_at(n_own * vocab_size);
             let mut landing = Landing {
                 sequence,
                 sampler: &mut self.sampler,
                 end_tokens: &self.end_tokens,
                 context_length: self.limits.context_length,
             };
-            landing.take(wanting.map(|row| row.position as usize).zip(own_logits));
+            let positions = own_rows.iter().map(|row| row.position);
+            landing.take(positions.zip(own_logits.chunks_exact(vocab_size)));
         }
         while let Some(index) = self.running.iter().position(|s| s.has_ended) {
             self.grant_pin(index);
