@@ -1,10 +1,13 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load clean
+.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load exit-table clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
 PORT  ?= 8080
+TEXT  ?= tests/data/perplexity_text.txt
+RULE  ?= latent
+THRESHOLDS ?= 0.3,0.2,0.1,0.05,0.02,0.01
 BIN   := target/release/tinyloop
 
 help: ## this list
@@ -47,6 +50,9 @@ bench: build model ## speed of this build, then ratios against llama-server in t
 
 load: build model ## wrk and streaming clients against a running server
 	tests/scripts/load.sh $(BIN) $(MODEL)
+
+exit-table: build ## early exit of a looped MODEL: speed and perplexity on TEXT against thresholds (RULE=.. THRESHOLDS=..)
+	python3 tests/scripts/exit_table.py $(BIN) $(MODEL) $(TEXT) $(RULE) $(THRESHOLDS)
 
 clean: ## remove everything that was built or fetched
 	cargo clean

@@ -6,6 +6,7 @@
 mod cpu_paths;
 
 mod attention;
+mod exits;
 mod invariance;
 mod products;
 mod refusals;
