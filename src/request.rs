@@ -392,8 +392,16 @@ pub enum RequestError {
     #[error("the request was cancelled")]
     Cancelled,
     /// It waited in the queue beyond its deadline.
-    #[error("the request waited in the queue longer than its deadline")]
-    QueueTimeout,
+    #[error(
+        "the request waited {waited_ms} ms in the queue, longer than its queue_timeout of \
+         {queue_timeout_ms} ms"
+    )]
+    QueueTimeout {
+        /// From submit until it was given up.
+        waited_ms: u64,
+        /// Its longest wait.
+        queue_timeout_ms: u64,
+    },
     /// The server drains.
     #[error("the server is shutting down")]
     ShuttingDown,

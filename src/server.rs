@@ -86,7 +86,8 @@ impl Server {
 
     /// Drains and stops. Returns when all threads have ended.
     pub fn shutdown(mut self, drain: Duration) {
-        self.state.begin_drain(); // first: the data plane's refusals name the reason by it
+        // First: the data plane's refusals name the reason by it.
+        self.state.begin_drain(drain);
         // Longer than the executors take, so that answers cut by the drain still get out; and before
         // they refuse anyone, so that each refusal closes its connection.
         let drain_wire = drain + ANSWER_GRACE;

@@ -8,7 +8,7 @@ use super::access_log::AccessRecord;
 use super::auth::{Client, Keys};
 use super::cors::Cors;
 use super::errors::{ApiError, ErrorCode};
-use super::exchange::{Exchange, request_id};
+use super::exchange::{Exchange, Manner, request_id};
 use super::native::{self, prefixes, tokens};
 use super::openai::generate::{self, Call};
 use super::openai::models;
@@ -45,7 +45,7 @@ impl Handler for DataPlane {
             .cors
             .headers(request.header_str("origin"), is_preflight);
         let record = AccessRecord::new(id, label, quiet);
-        let exchange = Exchange::new(responder, record, cors, self.overload_status);
+        let exchange = Exchange::new(responder, record, cors, self.manner());
         match routed {
             Err(error) => exchange.error(&error),
             Ok(_) if is_preflight => exchange.empty(204),
@@ -63,7 +63,12 @@ impl Handler for DataPlane {
             ErrorCode::ServerOverloaded if self.state.is_draining() => ErrorCode::ShuttingDown,
             code => code,
         };
-        let error = ApiError::new(code, refusal.reason);
+        if refusal.status == 503 {
+            // Beside the executors' own refusals, so that their sum is what clients were refused.
+            let metrics = self.state.pool().metrics();
+            metrics.refused_unread(code.row().2);
+        }
+        let error = self.manner().apply(&ApiError::new(code, refusal.reason));
         let mut headers = vec![
             ("content-type".to_owned(), "application/json".to_owned()),
             ("x-request-id".to_owned(), request_id(None)),
@@ -75,6 +80,13 @@ impl Handler for DataPlane {
 }
 
 impl DataPlane {
+    fn manner(&self) -> Manner {
+        Manner {
+            overload_status: self.overload_status,
+            drain: Arc::clone(self.state.drain()),
+        }
+    }
+
     fn answer(&self, route: &Route, request: &Request, exchange: Exchange) {
         let client = match self.client(route, request) {
             Ok(client) => client,

@@ -284,13 +284,26 @@ impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         let code = match error {
             RequestError::Cancelled => ErrorCode::Cancelled,
-            RequestError::QueueTimeout => ErrorCode::QueueTimeout,
+            RequestError::QueueTimeout { .. } => ErrorCode::QueueTimeout,
             RequestError::ShuttingDown => ErrorCode::ShuttingDown,
             RequestError::ModelUnloading => ErrorCode::ModelUnloading,
             RequestError::Invalid(_) => ErrorCode::InvalidValue,
             RequestError::Fault(_) => ErrorCode::InternalError,
         };
-        Self::new(code, error.to_string())
+        let numbers = match error {
+            RequestError::QueueTimeout {
+                waited_ms,
+                queue_timeout_ms,
+            } => vec![
+                ("waited_ms", waited_ms as f64),
+                ("queue_timeout_ms", queue_timeout_ms as f64),
+            ],
+            _ => Vec::new(),
+        };
+        Self {
+            numbers,
+            ..Self::new(code, error.to_string())
+        }
     }
 }
 
@@ -372,7 +385,16 @@ mod tests {
         assert_eq!((never.status(), never.headers()), (400, headers.to_vec()));
         assert_eq!(never.for_load(429).status(), 400);
 
-        let late = ApiError::from(RequestError::QueueTimeout).for_load(429);
+        let timeout = RequestError::QueueTimeout {
+            waited_ms: 12,
+            queue_timeout_ms: 10,
+        };
+        let late = ApiError::from(timeout).for_load(429);
+        let error = late.body()["error"].clone();
+        assert_eq!(
+            (&error["waited_ms"], &error["queue_timeout_ms"]),
+            (&json!(12), &json!(10))
+        );
         let headers = [("x-tinyloop-rejected", "queue_timeout".to_owned())];
         assert_eq!((late.status(), late.headers()), (429, headers.to_vec()));
         // A drain is no overload of the client's making.

@@ -8,9 +8,11 @@ use super::access_log::AccessRecord;
 use super::errors::{ApiError, ErrorCode};
 use super::ops::OpsAnswer;
 use super::sse;
+use super::state::Drain;
 use super::wire::{EventWriter, Responder};
 use serde::Serialize;
 use std::io;
+use std::sync::Arc;
 
 const JSON: &str = "application/json";
 /// Most answers and events fit into this, so that their buffer is allocated once.
@@ -24,8 +26,28 @@ pub struct Exchange {
     /// For the log.
     pub record: AccessRecord,
     headers: Vec<(&'static str, String)>,
-    /// Status of refusals for load.
-    overload_status: u16,
+    manner: Manner,
+}
+
+/// How this server words its refusals.
+#[derive(Clone, Debug)]
+pub struct Manner {
+    /// Status of refusals for load, 503 or 429.
+    pub overload_status: u16,
+    /// Whose numbers stand in every `shutting_down`.
+    pub drain: Arc<Drain>,
+}
+
+impl Manner {
+    /// The error as the client gets it.
+    #[must_use]
+    pub fn apply(&self, error: &ApiError) -> ApiError {
+        let mut error = error.for_load(self.overload_status);
+        if error.code == ErrorCode::ShuttingDown {
+            error.numbers.extend(self.drain.numbers());
+        }
+        error
+    }
 }
 
 /// The client's id if it is sane (printable ASCII, at most 128 bytes), else a fresh one.
@@ -49,14 +71,14 @@ impl Exchange {
         responder: Responder,
         record: AccessRecord,
         mut headers: Vec<(&'static str, String)>,
-        overload_status: u16,
+        manner: Manner,
     ) -> Self {
         headers.push(("x-request-id", record.id.clone()));
         Self {
             responder,
             record,
             headers,
-            overload_status,
+            manner,
         }
     }
 
@@ -83,7 +105,7 @@ impl Exchange {
 
     /// Answers with an error of the table.
     pub fn error(mut self, error: &ApiError) {
-        let error = error.for_load(self.overload_status);
+        let error = self.manner.apply(error);
         self.record.outcome = error.code.row().2;
         let extra = error.headers();
         let mut headers: Vec<(&str, &str)> = vec![("content-type", JSON)];
@@ -138,7 +160,7 @@ impl Exchange {
                 writer,
                 event: Vec::with_capacity(USUAL_JSON_BYTES),
                 record: self.record,
-                overload_status: self.overload_status,
+                manner: self.manner,
             }),
             Err(_) => {
                 gone(&mut self.record);
@@ -168,7 +190,7 @@ pub struct Stream {
     event: Vec<u8>,
     /// For the log.
     pub record: AccessRecord,
-    overload_status: u16,
+    manner: Manner,
 }
 
 impl Stream {
@@ -205,7 +227,7 @@ impl Stream {
 
     /// Ends the stream with an error event.
     pub fn fail(mut self, error: &ApiError) {
-        let error = error.for_load(self.overload_status);
+        let error = self.manner.apply(error);
         self.record.outcome = error.code.row().2;
         sse::write_event(&mut self.event, &error.body());
         if self.writer.send(&self.event).is_ok() {

@@ -8,15 +8,46 @@ use super::live::LiveRequests;
 use super::wire::{REJECT_STATUSES, WireConfig, WireServer, WireStats};
 use crate::pool::{LoadedModel, LoadingModel, Pool, PoolEntry};
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Whether the server is on its way down, since when, and how long what runs may take.
+#[derive(Debug, Default)]
+pub struct Drain {
+    begun: OnceLock<(Instant, Duration)>,
+}
+
+impl Drain {
+    /// Begins; the first call counts.
+    pub fn begin(&self, timeout: Duration) {
+        self.begun.get_or_init(|| (Instant::now(), timeout));
+    }
+
+    /// Whether it has begun.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.begun.get().is_some()
+    }
+
+    /// For refusals; empty before it has begun.
+    #[must_use]
+    pub fn numbers(&self) -> Vec<(&'static str, f64)> {
+        let Some((begun, timeout)) = self.begun.get() else {
+            return Vec::new();
+        };
+        vec![
+            ("drain_elapsed_ms", begun.elapsed().as_millis() as f64),
+            ("drain_timeout_ms", timeout.as_millis() as f64),
+        ]
+    }
+}
 
 /// See the module.
 pub struct ServerState {
     pool: Arc<Pool>,
     stall: Duration,
-    draining: AtomicBool,
+    drain: Arc<Drain>,
     live: LiveRequests,
     /// Weak, because the wire's handler holds this state.
     wire: OnceLock<Weak<WireServer>>,
@@ -35,7 +66,7 @@ impl ServerState {
         Self {
             pool,
             stall,
-            draining: AtomicBool::new(false),
+            drain: Arc::default(),
             live: LiveRequests::default(),
             wire: OnceLock::new(),
         }
@@ -64,15 +95,21 @@ impl ServerState {
         self.stall
     }
 
-    /// From now on /ready says no.
-    pub fn begin_drain(&self) {
-        self.draining.store(true, Ordering::Release);
+    /// From now on /ready says no; what runs may take so long.
+    pub fn begin_drain(&self, timeout: Duration) {
+        self.drain.begin(timeout);
+    }
+
+    /// For whoever tells a client about the stop.
+    #[must_use]
+    pub fn drain(&self) -> &Arc<Drain> {
+        &self.drain
     }
 
     /// Whether the server is on its way down.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.drain.is_on()
     }
 
     /// All loaded models.

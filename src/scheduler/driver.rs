@@ -24,7 +24,7 @@ use super::lifecycle::{Lifecycle, Stamp};
 use super::queue::{Event, Running, Step};
 use super::record::{Ending, Record};
 use super::sink::Sink;
-use crate::request::{Job, RequestError, RequestId};
+use crate::request::{Job, RequestId};
 use crate::runtime::Runtime;
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
@@ -145,7 +145,8 @@ fn handle(core: &Arc<Core>, event: Event) {
         Event::Ended { number, ending } => ended(core, number, &ending),
         Event::Cancel { number, ending } => cancel_running(core, number, &ending),
         Event::Expired(record) => {
-            core.settle(&record, &Ending::Cancelled(RequestError::QueueTimeout));
+            let error = record.waited_too_long(core.stamp().at);
+            core.settle(&record, &Ending::Cancelled(error));
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Counters and histograms are bumped where things happen (atomics, no lock); gauges are filled in
 //! from snapshots when somebody scrapes. Labels are bounded: model names come from the
 //! configuration, outcomes, reasons and phases from enums. `admission_rejected_total` counts
-//! every refusal; `requests_total` counts accepted requests by how they ended. What is not here:
+//! every refusal, also of requests that nobody read (`refused_unread`); `requests_total` counts accepted requests by how they ended. What is not here:
 //! metrics of the HTTP side, which registers its own through [`Metrics::registry`].
 
 use super::admission::Loops;
@@ -201,7 +201,7 @@ impl Metrics {
             prompt_tokens_total: counter("tinyloop_prompt_tokens_total", "Prompt tokens of all requests that were dispatched.", model),
             completion_tokens_total: counter("tinyloop_completion_tokens_total", "Tokens generated.", model),
             requests: counter("tinyloop_requests_total", "Accepted requests by how they ended.", &["model", "outcome"]),
-            rejected: counter("tinyloop_admission_rejected_total", "Requests refused before queueing.", &["model", "reason"]),
+            rejected: counter("tinyloop_admission_rejected_total", "Requests refused before queueing; model is empty where the request was not read.", &["model", "reason"]),
             cancelled: counter("tinyloop_cancelled_total", "Cancelled requests by where they were.", &["model", "phase"]),
             slo_met: counter("tinyloop_slo_met_total", "Requests that ended well and within their latency objectives.", model),
             slo_missed: counter("tinyloop_slo_missed_total", "Requests with a latency objective that came too late, failed, or waited in the queue beyond their deadline.", model),
@@ -233,6 +233,11 @@ impl Metrics {
             tracing::error!(%error, "metrics cannot be written");
         }
         text
+    }
+
+    /// Counts a refusal that was made before anybody knew which model was meant: `model` is empty.
+    pub fn refused_unread(&self, reason: &str) {
+        self.rejected.with_label_values(&["", reason]).inc();
     }
 
     /// The children of one model, with every label value there, so that rates begin at 0.
@@ -484,7 +489,7 @@ impl ModelMetrics {
                 self.cancelled_queued.inc();
             }
         }
-        if matches!(ending, Ending::Cancelled(RequestError::QueueTimeout)) {
+        if matches!(ending, Ending::Cancelled(RequestError::QueueTimeout { .. })) {
             self.rejected("queue_timeout");
         }
         match objectives_met(&record.options, stamps, ending) {
@@ -523,7 +528,7 @@ fn objectives_met(options: &SubmitOptions, stamps: &Stamps, ending: &Ending) -> 
             within(options.slo_ms, stamps.queue_wait())
                 && within(options.slo_ttft_ms, stamps.time_to_first_token()),
         ),
-        Ending::Failed(_) | Ending::Cancelled(RequestError::QueueTimeout) => Some(false),
+        Ending::Failed(_) | Ending::Cancelled(RequestError::QueueTimeout { .. }) => Some(false),
         Ending::Cancelled(_) => None,
     }
 }

@@ -176,6 +176,19 @@ impl Record {
         self.deliver.send(Delivery::Event(event))
     }
 
+    /// Why it ends when its deadline in the queue has passed.
+    pub(crate) fn waited_too_long(&self, now: Instant) -> RequestError {
+        let queued = self.state().stamps().queued.at;
+        let milliseconds = |until: Instant| {
+            let waited = until.saturating_duration_since(queued).as_millis();
+            u64::try_from(waited).unwrap_or(u64::MAX)
+        };
+        RequestError::QueueTimeout {
+            waited_ms: milliseconds(now),
+            queue_timeout_ms: milliseconds(self.deadline.unwrap_or(now)),
+        }
+    }
+
     pub(crate) fn state(&self) -> Lifecycle {
         *self.lifecycle.lock()
     }

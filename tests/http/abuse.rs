@@ -233,6 +233,10 @@ fn pages_answer_while_workers_and_queue_are_full() {
     );
     assert_eq!(refused.header("x-tinyloop-rejected"), Some("overloaded"));
     assert_eq!(refused.header("retry-after"), Some("1"));
+    // Counted although nobody read which model it meant.
+    let counted = r#"tinyloop_admission_rejected_total{model="",reason="overloaded"} 1"#;
+    let metrics = server.executor.metrics_text("");
+    assert!(metrics.contains(counted), "{metrics}");
     for plane in [server.address, management] {
         for path in ["/health", "/ready", "/metrics", "/v1/requests"] {
             assert_eq!(Client::connect(plane).get(path).status, 200, "{path}");

@@ -145,7 +145,12 @@ fn who_waits_too_long_ends_without_a_retry_time() {
         assert_eq!(answer.status, 503);
         assert_eq!(answer.header("x-tinyloop-rejected"), Some("queue_timeout"));
         assert_eq!(answer.header("retry-after"), None);
-        assert_eq!(answer.json()["error"]["code"], "queue_timeout");
+        let error = answer.json()["error"].clone();
+        assert_eq!(
+            (&error["code"], &error["queue_timeout_ms"]),
+            (&json!("queue_timeout"), &json!(10))
+        );
+        assert!(error["waited_ms"].as_u64() >= Some(10), "{error}");
     }
 }
 

@@ -27,6 +27,9 @@ fn refusal(client: &mut Client) -> String {
     );
     assert!(answer.header("retry-after").is_some() && answer.header("x-request-id").is_some());
     assert!(client.is_closed());
+    let error = answer.json()["error"].clone();
+    assert_eq!(error["drain_timeout_ms"], 20_000, "{error}");
+    assert!(error["drain_elapsed_ms"].is_u64(), "{error}");
     answer.json()["error"]["code"]
         .as_str()
         .expect("a code")
@@ -59,6 +62,10 @@ fn what_runs_finishes_and_everybody_else_is_told() {
         let mut new = Client::connect(address);
         ask(&mut new, &json!({"stream": false}));
         assert_eq!(refusal(&mut new), "shutting_down");
+        // The two that nobody read; the one that waited was accepted before.
+        let counted = r#"tinyloop_admission_rejected_total{model="",reason="shutting_down"} 2"#;
+        let metrics = executor.metrics_text("");
+        assert!(metrics.contains(counted), "{metrics}");
         for plane in [address, management] {
             let ready = Client::connect(plane).get("/ready");
             assert_eq!(
@@ -99,6 +106,7 @@ fn what_outlives_the_drain_is_told_so() {
     let event: Value = serde_json::from_str(event).expect("JSON");
     assert_eq!(event["error"]["code"], "shutting_down");
     assert_eq!(event["error"]["type"], "service_unavailable_error");
+    assert_eq!(event["error"]["drain_timeout_ms"], 0);
     let answer = whole.read_answer();
     assert_eq!(
         (answer.status, answer.json()["error"]["code"].as_str()),

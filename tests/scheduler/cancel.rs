@@ -27,7 +27,11 @@ fn a_deadline_in_the_queue_ends_the_wait() {
     bench.executor.drive();
     assert_eq!(bench.state(hurried.id()), "gone");
     let hurried_id = hurried.id();
-    assert_eq!(hurried.wait(), Err(RequestError::QueueTimeout));
+    let timeout = RequestError::QueueTimeout {
+        waited_ms: 50,
+        queue_timeout_ms: 50,
+    };
+    assert_eq!(hurried.wait(), Err(timeout));
     bench.finish(running.id());
     assert_eq!(bench.state(patient.id()), "dispatched");
     assert!(!bench.runtime().submitted().contains(&hurried_id));
