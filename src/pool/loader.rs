@@ -137,6 +137,7 @@ fn load_file(
             default: runtime.plan().default_loops,
             max: runtime.plan().max_loops,
         },
+        exit_rules: runtime.limits().exit_rules,
     };
     Ok(Parts {
         runtime: Arc::new(runtime),

@@ -13,6 +13,7 @@
 
 pub mod loader;
 
+use crate::model::ExitRules;
 use crate::scheduler::{Executor, Metrics};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use parking_lot::RwLock;
@@ -39,6 +40,8 @@ pub struct ModelMeta {
     pub fingerprint: String,
     /// Loops that requests may ask for.
     pub loops: LoopRange,
+    /// Rules by which their tokens may leave the loop early.
+    pub exit_rules: ExitRules,
 }
 
 /// Loops of a model's core: `1..=max`, `default` when a request does not say. Both 1 for ordinary

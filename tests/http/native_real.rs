@@ -235,3 +235,50 @@ fn a_score_is_the_same_whatever_was_cached() {
     assert_eq!(perplexity(&server, &json!({"loops": 3})), alone);
     assert_ne!(perplexity(&server, &json!({"loops": 2})), alone);
 }
+
+#[test]
+fn tokens_leave_the_loop_early_by_a_rule_that_the_model_knows() {
+    let server = looped();
+    let mut client = server.client();
+    let models = client.get("/v1/models").json();
+    let loops = &models["data"][0]["meta"]["loops"];
+    assert_eq!(loops["exit_rules"], json!(["kl", "latent"]));
+    let body = json!({"prompt": TEXT, "max_tokens": 6, "ignore_eos": true, "temperature": 0,
+        "cache_prompt": false, "logprobs": 0});
+    let early = json!({"loops": 4, "adaptive": {"rule": "latent", "threshold": 1e9}});
+    // The second loop is the first that can be compared with one before it.
+    let two = post(&mut client, &with(&body, &json!({"loops": 2})));
+    let left = post(&mut client, &with(&body, &early));
+    assert_eq!(
+        (&left["text"], &left["logprobs"]),
+        (&two["text"], &two["logprobs"])
+    );
+    assert_eq!(
+        left["usage"]["loops"],
+        json!({"asked": 4, "granted": 4, "used_mean": 2.0})
+    );
+    let openai = completion_usage(&mut client, &with(&early, &json!({"cache_prompt": false})));
+    assert_eq!(openai["loops"]["used_mean"], 2.0);
+    // A score goes the same way, and a threshold of 0 lets nobody leave.
+    assert_eq!(
+        perplexity(&server, &early),
+        perplexity(&server, &json!({"loops": 2}))
+    );
+    let never = json!({"loops": 4, "adaptive": {"rule": "kl", "threshold": 0}});
+    assert_eq!(
+        perplexity(&server, &never),
+        perplexity(&server, &json!({"loops": 4}))
+    );
+
+    let plain = start();
+    let gate = json!({"prompt": "a", "adaptive": {"rule": "gate", "threshold": 0.5}});
+    for (server, words) in [(&server, "it knows: kl, latent"), (&plain, "does not loop")] {
+        for path in [GENERATE, "/v1/completions"] {
+            let answer = server.client().post(path, &gate);
+            let error = answer.json()["error"].clone();
+            assert_eq!((answer.status, &error["param"]), (400, &json!("adaptive")));
+            let message = error["message"].as_str().expect("a message");
+            assert!(message.contains(words), "{message}");
+        }
+    }
+}

@@ -1,11 +1,12 @@
 //! Depth of one request: how often a looped model's core runs for it.
 //!
-//! Pure. `loops` asks for a depth (the model name `model@4` does the same), `min_loops` says how far
+//! Pure. `adaptive` lets tokens leave the loop early by a rule of the model. `loops` asks for a depth (the model name `model@4` does the same), `min_loops` says how far
 //! the scheduler may lower it to meet a latency objective. Ordinary models run one loop. What is not
-//! here: who lowers it (`scheduler/admission`), what a loop is (`model/plan`).
+//! here: who lowers it (`scheduler/admission`), what a loop is (`model/plan`), the rules (`model/exit`).
 
 use super::fields::Fields;
 use crate::http::errors::{ApiError, ErrorCode};
+use crate::model::ExitRules;
 use crate::pool::{LoopRange, ModelMeta};
 use crate::request::{AdaptiveExit, ExitRule, GenerationRequest};
 
@@ -49,7 +50,7 @@ impl Depth {
         Ok(Self {
             loops: asked,
             min_loops,
-            adaptive: adaptive(fields)?,
+            adaptive: adaptive(fields, model.exit_rules)?,
         })
     }
 
@@ -62,7 +63,7 @@ impl Depth {
 }
 
 /// `{"rule": .., "threshold": ..}`, both needed: a threshold means another thing for each rule.
-fn adaptive(fields: &Fields<'_>) -> Result<Option<AdaptiveExit>, ApiError> {
+fn adaptive(fields: &Fields<'_>, known: ExitRules) -> Result<Option<AdaptiveExit>, ApiError> {
     const RULE: &str = "adaptive.rule";
     const THRESHOLD: &str = "adaptive.threshold";
     let Some(map) = fields.object("adaptive")? else {
@@ -91,7 +92,11 @@ fn adaptive(fields: &Fields<'_>) -> Result<Option<AdaptiveExit>, ApiError> {
     let threshold = inner.number("threshold", 0.0..=f64::from(f32::MAX));
     let threshold = threshold.map_err(within)?;
     let threshold = threshold.ok_or_else(|| missing(THRESHOLD, "a number of at least 0"))?;
-    Ok(Some(AdaptiveExit { rule, threshold }))
+    let exit = AdaptiveExit { rule, threshold };
+    match known.refusal(exit) {
+        None => Ok(Some(exit)),
+        Some(why) => Err(ApiError::invalid("adaptive", why)),
+    }
 }
 
 fn loops(fields: &Fields<'_>, name: &str, range: LoopRange) -> Result<Option<u32>, ApiError> {
@@ -154,6 +159,54 @@ mod tests {
                 expected.map_err(str::to_owned),
                 "{body} {from_name:?}"
             );
+        }
+    }
+
+    #[test]
+    fn rules_of_early_exit_and_their_faults() {
+        let all = ExitRules {
+            gate: true,
+            kl: true,
+            latent: true,
+        };
+        let no_gate = ExitRules { gate: false, ..all };
+        let none = ExitRules::default();
+        let exit = |rule, threshold| Ok(Some(AdaptiveExit { rule, threshold }));
+        #[rustfmt::skip]
+        let table = [
+            // adaptive, what the model knows, the rule or (the parameter at fault, words)
+            (json!(null), none, Ok(None)),
+            (json!({"rule": "gate", "threshold": 0.5}), all, exit(ExitRule::Gate, 0.5)),
+            (json!({"rule": "kl", "threshold": 0}), all, exit(ExitRule::Kl, 0.0)),
+            (json!({"rule": "latent", "threshold": 7}), no_gate, exit(ExitRule::Latent, 7.0)),
+            (json!({"rule": "gate", "threshold": 0.5}), no_gate, Err(("adaptive", "kl, latent"))),
+            (json!({"rule": "kl", "threshold": 0.5}), none, Err(("adaptive", "does not loop"))),
+            (json!({"rule": "gate", "threshold": 1.5}), all, Err(("adaptive", "0..=1"))),
+            (json!({"rule": "kl", "threshold": -1}), all, Err(("adaptive.threshold", "-1"))),
+            (json!({"rule": "kl", "threshold": "x"}), all, Err(("adaptive.threshold", "a number"))),
+            (json!({"rule": "kl"}), all, Err(("adaptive.threshold", "missing"))),
+            (json!({"threshold": 1}), all, Err(("adaptive.rule", "missing"))),
+            (json!({"rule": "x", "threshold": 1}), all, Err(("adaptive.rule", "gate, kl, latent"))),
+            (json!({"rule": 1, "threshold": 1}), all, Err(("adaptive.rule", "a string"))),
+            (json!({}), all, Err(("adaptive.rule", "missing"))),
+            (json!("kl"), all, Err(("adaptive", "an object"))),
+            (json!({"rule": "kl", "treshold": 1}), all, Err(("adaptive.treshold", "no such field"))),
+        ];
+        for (adaptive, exit_rules, expected) in table {
+            let body = json!({"adaptive": adaptive});
+            let map = body.as_object().expect("an object");
+            let model = ModelMeta {
+                exit_rules,
+                ..ModelMeta::default()
+            };
+            match (Depth::parse(&Fields::new(map), None, &model), expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found.adaptive, expected, "{body}"),
+                (Err(error), Err((param, words))) => {
+                    assert_eq!(error.param.as_deref(), Some(param), "{body}");
+                    assert!(error.message.contains(words), "{body}: {}", error.message);
+                }
+                (found, _) => panic!("{body}: {found:?}"),
+            }
         }
     }
 }

@@ -38,7 +38,11 @@ fn object(model: &LoadedModel) -> Value {
             "n_ctx": model.context_length,
             "n_ctx_train": meta.trained_context_length,
             "size": meta.file_bytes,
-            "loops": {"default": meta.loops.default, "max": meta.loops.max},
+            "loops": {
+                "default": meta.loops.default,
+                "max": meta.loops.max,
+                "exit_rules": meta.exit_rules.names().collect::<Vec<_>>(),
+            },
         },
     })
 }

@@ -297,10 +297,9 @@ const REFUSALS: &[Refusal] = &[
     (
         "prompt_logprobs",
         never,
-        "use 'echo' with 'logprobs' on /v1/completions",
+        "use 'echo' with 'logprobs' on /v1/completions, or mode \"score\" of /v1/native/generate",
     ),
     ("cache_window", is_off, "attention windows are not built"),
-    ("adaptive", is_empty, "early exit from loops is not built"),
     ("return_token_ids", is_off, "token ids are not returned"),
     ("lora", is_empty, "adapters are not built"),
     (
