@@ -23,8 +23,8 @@ ifeq ($(MODEL),$(DEMO))
 NEEDS_MODEL := model
 endif
 
-run: build $(NEEDS_MODEL) ## serve the demo model, or MODEL=/path/x.gguf, on 127.0.0.1:8080 (PORT=..)
-	@exec $(BIN) serve --model $(MODEL) --port $(PORT) $(ARGS)
+run: build $(NEEDS_MODEL) ## serve the demo model, or MODEL=/path/x.gguf, and the built-in looped one on 127.0.0.1:8080 (PORT=..)
+	@exec $(BIN) serve --model $(MODEL) --model builtin --port $(PORT) $(ARGS)
 
 check: ## format, lints and docs, warnings as errors
 	cargo fmt --check

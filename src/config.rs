@@ -264,10 +264,14 @@ impl Default for LogConfig {
     }
 }
 
+/// Stands for the model inside the program wherever a model's path is asked for. A file of this name
+/// is `./builtin`.
+pub const BUILTIN_MODEL: &str = "builtin";
+
 /// What answers a model's requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
-    /// The built-in engine, from this file.
+    /// The built-in engine, from this file; [`BUILTIN_MODEL`] is the model inside the program.
     File(PathBuf),
     /// A stand-in that repeats the prompt's bytes: what HTTP and the scheduler cost by themselves.
     Fake(FakeConfig),
@@ -436,6 +440,7 @@ impl Config {
         }
         for (model_name, model) in file.models {
             let source = match (model.file, model.fake) {
+                (Some(path), None) if path == Path::new(BUILTIN_MODEL) => ModelSource::File(path),
                 (Some(path), None) => ModelSource::File(folder.join(path)),
                 (None, Some(fake)) => ModelSource::Fake(fake),
                 (None, None) => {
@@ -625,6 +630,9 @@ mod tests {
         );
         let file = Path::new("/etc/t/m.gguf").to_owned();
         assert_eq!(model.source, ModelSource::File(file));
+        let builtin = parse("[models.m]\nfile = \"builtin\"\n").expect("valid");
+        let source = ModelSource::File(BUILTIN_MODEL.into());
+        assert_eq!(builtin.models[0].source, source);
     }
 
     #[test]

@@ -350,3 +350,32 @@ fn with_few_descriptors_the_idle_make_room_and_service_resumes() {
         assert!(Instant::now() < deadline, "it does not serve again");
     }
 }
+
+#[test]
+fn without_a_model_the_one_inside_the_program_answers() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tinyloop"));
+    command
+        .args(["serve", "--port", "0", "--no-management"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let server = Serve::start(&mut command);
+    let models = server.client().get("/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "tinyloop-3m");
+
+    let body =
+        json!({"prompt": "In the beginning", "max_tokens": 12, "temperature": 0, "loops": 2});
+    let answer = server.client().post("/v1/completions", &body);
+    assert_eq!(answer.status, 200, "{}", answer.json());
+    let text = answer.json()["choices"][0]["text"].clone();
+    assert!(text.as_str().expect("a text").len() > 12, "{text}");
+
+    let message = json!({"role": "user", "content": "Tell me a story."});
+    let body = json!({"model": "tinyloop-3m@12", "messages": [message], "max_tokens": 12});
+    let answer = server.client().post("/v1/chat/completions", &body);
+    assert_eq!(answer.status, 200, "{}", answer.json());
+    let text = answer.json()["choices"][0]["message"]["content"].clone();
+    assert!(text.as_str().expect("a text").len() > 12, "{text}");
+
+    let body = json!({"prompt": "In", "max_tokens": 1, "loops": 13});
+    assert_eq!(server.client().post("/v1/completions", &body).status, 400);
+}

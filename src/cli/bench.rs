@@ -11,7 +11,7 @@ use super::engine_link::{EventAt, submit};
 use super::exit_args::ExitArgs;
 use super::model_args::ModelArgs;
 use super::output::Output;
-use crate::config::EngineConfig;
+use crate::config::{BUILTIN_MODEL, EngineConfig};
 use crate::error::Error;
 use crate::request::{GenerationEvent, GenerationRequest, SamplingParams, TokenId, random_u64};
 use crate::runtime::Runtime;
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 /// Arguments of `tinyloop bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
-    /// Model: a GGUF file, or a directory in Hugging Face layout.
-    #[arg(short, long, value_name = "FILE")]
+    /// Model: a GGUF file, a directory in Hugging Face layout, or "builtin".
+    #[arg(short, long, value_name = "FILE", default_value = BUILTIN_MODEL)]
     pub model: PathBuf,
     /// Prompt tokens per sequence in the prompt-processing test; 0 leaves the test out.
     #[arg(short = 'p', long, value_name = "TOKENS", default_value_t = 512)]

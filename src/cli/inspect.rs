@@ -3,6 +3,7 @@
 //! Runs on the main thread; maps the file or the directory's files, reads no weights.
 
 use super::output::Output;
+use crate::config::BUILTIN_MODEL;
 use crate::error::Error;
 use crate::format::{MetaValue, ModelFile};
 use crate::model::{self, ModelSpec};
@@ -17,8 +18,8 @@ const CHARS_SHOWN: usize = 100;
 /// Arguments of `tinyloop inspect`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InspectArgs {
-    /// Model: a GGUF file, or a directory in Hugging Face layout.
-    #[arg(value_name = "FILE")]
+    /// Model: a GGUF file, a directory in Hugging Face layout, or "builtin".
+    #[arg(value_name = "FILE", default_value = BUILTIN_MODEL)]
     pub model: PathBuf,
     /// Context length to compute the memory for [default: the model's own].
     #[arg(short, long, value_name = "TOKENS")]

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 /// Arguments of `tinyloop quantize`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct QuantizeArgs {
-    /// Model: a GGUF file, or a directory in Hugging Face layout.
+    /// Model: a GGUF file, a directory in Hugging Face layout, or "builtin".
     #[arg(value_name = "IN")]
     pub input: PathBuf,
     /// File to write (GGUF).

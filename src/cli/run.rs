@@ -6,7 +6,7 @@
 use super::load::load_one;
 use super::model_args::ModelArgs;
 use super::output::{Output, read_text};
-use crate::config::{EngineConfig, ExecutorConfig, ModelConfig, ModelSource};
+use crate::config::{BUILTIN_MODEL, EngineConfig, ExecutorConfig, ModelConfig, ModelSource};
 use crate::error::Error;
 use crate::pool::LoadedModel;
 use crate::request::{FinishReason, GenerationRequest, SamplingParams, TokenId};
@@ -20,8 +20,8 @@ use std::time::Duration;
 /// Arguments of `tinyloop run`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
-    /// Model: a GGUF file, or a directory in Hugging Face layout.
-    #[arg(short, long, value_name = "FILE")]
+    /// Model: a GGUF file, a directory in Hugging Face layout, or "builtin".
+    #[arg(short, long, value_name = "FILE", default_value = BUILTIN_MODEL)]
     pub model: PathBuf,
     /// The prompt; read from standard input when absent or "-".
     #[arg(value_name = "PROMPT")]

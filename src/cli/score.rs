@@ -10,7 +10,7 @@ use super::engine_link::submit;
 use super::exit_args::ExitArgs;
 use super::model_args::ModelArgs;
 use super::output::Output;
-use crate::config::EngineConfig;
+use crate::config::{BUILTIN_MODEL, EngineConfig};
 use crate::error::Error;
 use crate::request::{GenerationEvent, GenerationRequest, TokenId, TokenLogprob, Usage};
 use crate::runtime::Runtime;
@@ -33,8 +33,8 @@ pub enum ScoreBackend {
 /// Arguments of `tinyloop score`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ScoreArgs {
-    /// Model: a GGUF file, or a directory in Hugging Face layout.
-    #[arg(short, long, value_name = "FILE")]
+    /// Model: a GGUF file, a directory in Hugging Face layout, or "builtin".
+    #[arg(short, long, value_name = "FILE", default_value = BUILTIN_MODEL)]
     pub model: PathBuf,
     /// Text to score, UTF-8.
     #[arg(value_name = "FILE")]

@@ -6,8 +6,9 @@
 use super::load::{announce_all, load_all};
 use super::model_args::ModelArgs;
 use super::output::Output;
-use crate::config::{Config, ConfigError, LogFormat, ModelConfig, ModelSource};
+use crate::config::{BUILTIN_MODEL, Config, ConfigError, LogFormat, ModelConfig, ModelSource};
 use crate::error::Error;
+use crate::model::builtin;
 use crate::pool::Pool;
 use crate::scheduler::Metrics;
 use crate::server::{Server, Signals, raise_descriptor_limit};
@@ -19,7 +20,8 @@ use std::time::Duration;
 /// Arguments of `tinyloop serve`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ServeArgs {
-    /// Model file (GGUF); may be given several times.
+    /// Model: a GGUF file, a directory in Hugging Face layout, or "builtin"; may be given several
+    /// times [default: the models of --config, or else builtin].
     #[arg(short, long = "model", value_name = "FILE")]
     pub models: Vec<PathBuf>,
     /// The id clients send for the model, one per --model [default: the file's name].
@@ -153,11 +155,6 @@ impl ServeArgs {
         self.put_planes(&mut config)?;
         self.put_models(&mut config)?;
         config.check()?;
-        if config.models.is_empty() {
-            return Err(Error::Usage(
-                "no model: give --model FILE, or a --config with a [models.NAME] section".into(),
-            ));
-        }
         Ok(config)
     }
 
@@ -193,18 +190,22 @@ impl ServeArgs {
     }
 
     fn put_models(&self, config: &mut Config) -> Result<(), Error> {
-        if self.model_names.len() > self.models.len() {
+        let mut files = self.models.clone();
+        if files.is_empty() && config.models.is_empty() {
+            files.push(BUILTIN_MODEL.into());
+        }
+        if self.model_names.len() > files.len() {
             return Err(Error::Usage("more --model-name than --model".into()));
         }
-        for (index, file) in self.models.iter().enumerate() {
+        for (index, file) in files.into_iter().enumerate() {
             config.models.push(ModelConfig {
                 name: self
                     .model_names
                     .get(index)
                     .cloned()
-                    .unwrap_or_else(|| name_of(file)),
+                    .unwrap_or_else(|| name_of(&file)),
                 aliases: Vec::new(),
-                source: ModelSource::File(file.clone()),
+                source: ModelSource::File(file),
                 executor: config.executor.clone(),
                 engine: config.engine.clone(),
             });
@@ -352,6 +353,9 @@ fn seconds(flag: &str, value: Option<f64>) -> Result<Option<Duration>, Error> {
 /// The file's name without `.gguf`: what a user would type.
 #[must_use]
 pub fn name_of(file: &Path) -> String {
+    if file == Path::new(BUILTIN_MODEL) {
+        return builtin::NAME.to_owned();
+    }
     let name = file
         .file_name()
         .unwrap_or(file.as_os_str())
@@ -406,13 +410,22 @@ mod tests {
     }
 
     #[test]
+    fn without_a_model_the_one_inside_the_program_is_served() {
+        let config = config("--loops 2").expect("valid");
+        let model = &config.models[0];
+        assert_eq!(model.name, builtin::NAME);
+        assert_eq!(model.source, ModelSource::File(BUILTIN_MODEL.into()));
+        assert_eq!(model.engine.loops.default, Some(2));
+        assert_eq!(config.models.len(), 1);
+    }
+
+    #[test]
     fn usage_errors_are_usage_errors() {
         for line in [
-            "",
             "--model a --model a",
             "--model a --drain-timeout -1",
             "--model a --overload-status 500",
-            "--model-name x",
+            "--model-name x --model-name y",
             "--config /none",
         ] {
             let error = config(line).expect_err(line);

@@ -3,6 +3,7 @@
 //! Runs on the main thread; reads the vocabulary only, not the weights.
 
 use super::output::{Output, read_text};
+use crate::config::BUILTIN_MODEL;
 use crate::error::Error;
 use crate::model;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
@@ -12,8 +13,8 @@ use std::path::PathBuf;
 /// Arguments of `tinyloop tokenize`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TokenizeArgs {
-    /// Model: a GGUF file, or a directory in Hugging Face layout.
-    #[arg(short, long, value_name = "FILE")]
+    /// Model: a GGUF file, a directory in Hugging Face layout, or "builtin".
+    #[arg(short, long, value_name = "FILE", default_value = BUILTIN_MODEL)]
     pub model: PathBuf,
     /// The text; read from standard input when absent or "-".
     #[arg(value_name = "TEXT")]

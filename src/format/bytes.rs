@@ -1,4 +1,4 @@
-//! The bytes of a file: mapped, or owned (tests, synthesized tensors). The only `unsafe` of `format/`.
+//! The bytes of a file: mapped, owned (tests, synthesized tensors), or part of the program. The only `unsafe` of `format/`.
 //!
 //! Immutable after opening; shared by reference.
 //!
@@ -21,6 +21,8 @@ pub(super) enum Bytes {
     Mapped(Mmap),
     /// Memory.
     Owned(Vec<u8>),
+    /// A file that was compiled into the program.
+    Embedded(&'static [u8]),
 }
 
 impl Bytes {
@@ -57,6 +59,7 @@ impl Bytes {
         match self {
             Bytes::Mapped(map) => map,
             Bytes::Owned(bytes) => bytes,
+            Bytes::Embedded(bytes) => bytes,
         }
     }
 

@@ -53,6 +53,12 @@ impl ModelFile {
         Self::parse(name.to_owned(), Bytes::Owned(bytes))
     }
 
+    /// A GGUF file that is part of the program: read in place, never copied as a whole. Nothing that
+    /// reads tensors asks for an alignment of their bytes, so the place does not matter.
+    pub fn from_embedded_gguf(name: &str, bytes: &'static [u8]) -> Result<Self, FormatError> {
+        Self::parse(name.to_owned(), Bytes::Embedded(bytes))
+    }
+
     fn parse(name: String, bytes: Bytes) -> Result<Self, FormatError> {
         let header =
             gguf::read_header(bytes.as_slice()).map_err(|reason| FormatError::Invalid {

@@ -11,6 +11,7 @@
 //! ```
 
 pub mod architectures;
+pub mod builtin;
 pub mod exit;
 pub mod forward;
 mod huggingface;
@@ -28,7 +29,7 @@ pub use plan::{Plan, Segment, Stage};
 pub use spec::ModelSpec;
 
 use crate::backend::{Backend, BackendError, StateGeometry};
-use crate::config::LoopsConfig;
+use crate::config::{BUILTIN_MODEL, LoopsConfig};
 use crate::dtype::DType;
 use crate::format::{FormatError, ModelFile};
 
@@ -60,9 +61,12 @@ pub struct Model {
     pub weights: weights::ModelWeights,
 }
 
-/// Opens a GGUF file, or a directory in Hugging Face layout.
+/// Opens a GGUF file, a directory in Hugging Face layout, or the model inside the program
+/// ([`BUILTIN_MODEL`]).
 pub fn open(path: &std::path::Path) -> Result<ModelFile, ModelError> {
-    if path.is_dir() {
+    if path == std::path::Path::new(BUILTIN_MODEL) {
+        Ok(builtin::open()?)
+    } else if path.is_dir() {
         huggingface::open(path)
     } else {
         Ok(ModelFile::open_gguf(path)?)

@@ -302,7 +302,10 @@ pub(super) fn looped_llama(
             config.n_blocks("n_layers_in_coda")?,
         ],
         default_loops,
-        max_loops: trained_most.max(default_loops).saturating_mul(2),
+        // Twice the trained depth when the checkpoint does not say how deep it was evaluated.
+        max_loops: config
+            .optional_u32("max_loops")?
+            .unwrap_or_else(|| trained_most.max(default_loops).saturating_mul(2)),
     };
     sizes.set(name, translation);
     let key = |suffix: &str| format!("{name}.{suffix}");
