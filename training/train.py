@@ -23,6 +23,7 @@ from model import CONFIG, Looped
 DEPTHS = np.array([1, 2, 3, 4, 5, 6, 8, 12])
 EARLY = np.array([0.13, 0.45, 0.32, 0.10, 0.0, 0.0, 0.0, 0.0])
 LATE = np.array([0.03, 0.12, 0.21, 0.30, 0.14, 0.09, 0.07, 0.04])
+LAST = np.array([0.02, 0.05, 0.18, 0.34, 0.17, 0.10, 0.09, 0.05])
 WARMUP_STEPS, CONSTANT_SHARE, LONG_SHARE = 40, 0.55, 0.6
 
 
@@ -35,8 +36,10 @@ def rate(step, progress):
 def depth(draw, progress):
     """Loops of a step and how many of them the gradient goes through."""
     late = min(1.0, max(0.0, (progress - 0.25) / 0.5))
-    chances = np.cumsum((1 - late) * EARLY + late * LATE)
-    return int(DEPTHS[min(len(DEPTHS) - 1, np.searchsorted(chances, draw))]), 2 if late < 0.5 else 3
+    chances, backprop = (1 - late) * EARLY + late * LATE, 2 if late < 0.5 else 3
+    if progress >= LONG_SHARE:
+        chances, backprop = LAST, 4
+    return int(DEPTHS[min(len(DEPTHS) - 1, np.searchsorted(np.cumsum(chances), draw))]), backprop
 
 
 def length(progress):
