@@ -94,7 +94,7 @@ pub struct Prefix {
     pub tokens: Arc<[TokenId]>,
     /// As in [`GenerationRequest`].
     pub loops: Option<u32>,
-    /// As in [`GenerationRequest`].
+    /// As in the requests that shall find it; all of the prefix is kept beside the window.
     pub cache_window: u32,
     /// As in [`GenerationRequest`].
     pub isolation_key: u64,
@@ -280,8 +280,14 @@ pub struct GenerationRequest {
     pub min_loops: Option<u32>,
     /// Leave the loop early where that changes little; None = always all loops.
     pub adaptive: Option<AdaptiveExit>,
-    /// Sliding attention window in tokens; 0 = full attention.
+    /// Sliding attention window in tokens: each token sees itself and those before it, so many
+    /// together; 0 = full attention. With a window K/V older than that are not held.
     pub cache_window: u32,
+    /// With a window: so many first tokens of the prompt stay visible beside it, and held. Whole
+    /// blocks. 0 = the executor sets it when the request is submitted, to the longest prefix that
+    /// is registered then with the same window, loops and isolation key and begins the prompt.
+    /// From then on it belongs to the request, so that nothing depends on when or where it runs.
+    pub kept_tokens: u32,
     /// Whether blocks computed by earlier requests may be reused.
     pub reuse_prefix: bool,
     /// Requests share cached prefixes only within one key (tenant isolation).
@@ -304,6 +310,7 @@ impl GenerationRequest {
             min_loops: None,
             adaptive: None,
             cache_window: 0,
+            kept_tokens: 0,
             reuse_prefix: true,
             isolation_key: 0,
         }

@@ -132,10 +132,13 @@ impl EngineLimits {
                 "prompt token {token} is not in the vocabulary of {vocab_size} tokens"
             ));
         }
-        if request.cache_window != 0 {
+        let window = request.window();
+        if !window.n_kept.is_multiple_of(PAGE_TOKENS as u32) || u64::from(window.n_kept) > n_prompt
+        {
             return Some(format!(
-                "cache_window is {}; only 0 (full attention) is supported",
-                request.cache_window
+                "{} tokens shall be kept beside the window; they must be whole blocks of \
+                 {PAGE_TOKENS} and begin the prompt of {n_prompt}",
+                window.n_kept
             ));
         }
         let exit = request.adaptive;
@@ -154,11 +157,22 @@ impl EngineLimits {
         }
         let wanted = request.prompt.len() as u64 + u64::from(request.max_tokens);
         let n_tokens = wanted.min(u64::from(self.context_length));
-        let n_pages = n_tokens.div_ceil(PAGE_TOKENS as u64) * plan.kv_groups(loops) as u64;
-        (n_pages > u64::from(self.n_pages)).then(|| {
+        // A chunk can be as short as a row, so no more is needed for progress.
+        let n_blocks = request.window().blocks_max(n_tokens as usize, 1);
+        let n_pages = n_blocks as u64 * plan.kv_groups(loops) as u64;
+        let n_free = u64::from(self.n_pages - self.pinned_pages_max);
+        (n_pages > n_free).then(|| {
+            let what = match request.cache_window {
+                0 => format!("{n_tokens} tokens"),
+                window => format!("{n_tokens} tokens in a window of {window}"),
+            };
             format!(
-                "{n_tokens} tokens at {loops} loops need {n_pages} KV pages; the pool has {}",
-                self.n_pages
+                "{what} at {loops} loops need {n_pages} KV pages; the pool has {}{}",
+                self.n_pages,
+                match self.pinned_pages_max {
+                    0 => String::new(),
+                    n_pinned => format!(", {n_pinned} of them for registered prefixes"),
+                }
             )
         })
     }
@@ -262,7 +276,18 @@ mod tests {
             (request(64, 1), "context length of 64"),
             (request(65, 0), "context length of 64"),
             (with(|r| r.prompt = vec![1, 259].into()), "token 259"),
-            (with(|r| r.cache_window = 8), "cache_window is 8"),
+            (
+                with(|r| (r.cache_window, r.kept_tokens) = (8, 24)),
+                "whole blocks of 16",
+            ),
+            (
+                with(|r| (r.cache_window, r.kept_tokens) = (8, 32)),
+                "the prompt of 20",
+            ),
+            (
+                with(|r| (r.cache_window, r.loops) = (40, Some(4))),
+                "window of 40 at 4 loops need 8 KV pages",
+            ),
             (with(|r| r.loops = Some(0)), "loops is 0"),
             (with(|r| r.loops = Some(5)), "1 to 4"),
             (
@@ -273,7 +298,10 @@ mod tests {
             let refusal = limits.refusal(&request, &plan).expect(word);
             assert!(refusal.contains(word), "{refusal}");
         }
-        for request in [request(63, 1000), request(64, 0), request(1, 1)] {
+        // In a window four loops fit, although the whole would not.
+        let mut deep = request(50, 1000);
+        (deep.cache_window, deep.loops) = (1, Some(4));
+        for request in [request(63, 1000), request(64, 0), request(1, 1), deep] {
             assert_eq!(limits.refusal(&request, &plan), None);
         }
     }

@@ -14,7 +14,7 @@
 
 use super::batch;
 use super::kv::{Origin, SequenceKv};
-use crate::backend::SlotId;
+use crate::backend::{CacheWindow, SlotId};
 use crate::model::exit::RowExit;
 use crate::model::{Plan, Segment, Stage};
 use crate::request::{
@@ -334,12 +334,23 @@ impl Sequence {
 }
 
 impl GenerationRequest {
+    /// What its rows see of each other.
+    pub(super) fn window(&self) -> CacheWindow {
+        CacheWindow {
+            tokens: self.cache_window,
+            n_kept: match self.cache_window {
+                0 => 0,
+                _ => self.kept_tokens,
+            },
+        }
+    }
+
     /// What the K/V of a request depend on beside its tokens; `loops` is what it asked or the
     /// model's default.
     pub(super) fn origin(&self, loops: u32) -> Origin {
         Origin {
             loops,
-            cache_window: self.cache_window,
+            window: self.window(),
             exit: self
                 .adaptive
                 .map(|exit| (exit.rule, exit.threshold.to_bits())),

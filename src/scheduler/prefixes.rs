@@ -94,6 +94,7 @@ impl Executor {
                 let mut request = GenerationRequest::new(Arc::clone(&prefix.tokens), 0);
                 request.loops = prefix.loops;
                 request.cache_window = prefix.cache_window;
+                request.kept_tokens = n_kept as u32;
                 request.isolation_key = prefix.isolation_key;
                 Stage::Computing(Box::new(self.submit(request, options)?))
             }

@@ -26,16 +26,26 @@
 //! block that may be written is the last one of a prompt that is cached whole, whose last row must
 //! run again for its logits: [`KvPool::copy_last`] makes that block private.
 //!
+//! **Windows.** With a sliding window a sequence gives back every block that no row to come sees,
+//! as soon as its rows are computed ([`KvPool::drop_unseen`]): it holds its kept beginning, the
+//! window and a chunk, however long it gets. What was published stays as cache like the blocks of
+//! a sequence that ended. Kept is a registered prefix, in whole blocks; the request names its
+//! length (`GenerationRequest::kept_tokens`), so that it is fixed before anything is computed, and
+//! it is a part of [`Origin`] like the window itself: blocks computed with another window or
+//! another kept beginning are never found. Of a chain that is found only what the window shows is
+//! held.
+//!
 //! Invariant ([`KvPool::check_integrity`]): every page is free, cached, used or idle under a pin,
 //! exactly once.
 //!
 //! What is not here: who may have pages (`batch`), which prefixes are worth a pin (`scheduler`).
 
+mod integrity;
 mod pins;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{PAGE_TOKENS, PageId, SequencePages};
+use crate::backend::{CacheWindow, PAGE_TOKENS, PageId, SequencePages};
 use crate::request::{ExitRule, PrefixId, TokenId};
 use std::collections::{BTreeMap, HashMap};
 
@@ -44,8 +54,8 @@ use std::collections::{BTreeMap, HashMap};
 pub struct Origin {
     /// Core iterations; they decide the number of groups as well.
     pub loops: u32,
-    /// Sliding window in tokens; 0 = full attention.
-    pub cache_window: u32,
+    /// What its rows see of each other.
+    pub window: CacheWindow,
     /// Rule of early exit and bits of its threshold.
     pub exit: Option<(ExitRule, u32)>,
     /// Requests share only within one key.
@@ -91,10 +101,14 @@ struct Block {
 pub struct SequenceKv {
     /// Page tables by group; handed to a pass and back, hence public to the step.
     pub(super) tables: SequencePages,
+    /// Those it holds, one per entry of each table.
     blocks: Vec<BlockId>,
     /// Pages per block.
     n_groups: usize,
-    /// Leading blocks that are published.
+    window: CacheWindow,
+    /// As in the tables, which are away while a pass runs.
+    n_dropped: usize,
+    /// Blocks of its chain, from the first one on, that are published, dropped ones included.
     n_published: usize,
     /// Parent of the next block to publish.
     parent: Parent,
@@ -107,9 +121,15 @@ impl SequenceKv {
     #[must_use]
     pub fn new(origin: Origin, n_groups: usize, publishes: bool) -> Self {
         Self {
-            tables: SequencePages::full(vec![Vec::new(); n_groups]),
+            tables: SequencePages {
+                groups: vec![Vec::new(); n_groups],
+                window: origin.window,
+                n_dropped: 0,
+            },
             blocks: Vec::new(),
             n_groups,
+            window: origin.window,
+            n_dropped: 0,
             n_published: 0,
             parent: Parent::Origin(origin),
             publishes,
@@ -122,23 +142,78 @@ impl SequenceKv {
         self.n_groups
     }
 
-    /// Positions that its blocks can hold.
+    /// Positions from its beginning to the end of its blocks, dropped ones included.
     #[must_use]
     pub fn capacity_tokens(&self) -> usize {
-        self.blocks.len() * PAGE_TOKENS
+        (self.blocks.len() + self.n_dropped) * PAGE_TOKENS
     }
 
-    /// Its leading blocks that others can find.
+    /// Its leading blocks that others can find. For sequences that drop none.
     #[must_use]
     pub fn published_blocks(&self) -> &[BlockId] {
+        debug_assert_eq!(
+            self.n_dropped, 0,
+            "a chain is pinned from its first block on"
+        );
         &self.blocks[..self.n_published]
     }
 
-    /// Pages still missing to hold `n_tokens`.
+    /// Pages that it still takes on its way to `n_tokens` beyond those that it holds, when at most
+    /// `chunk` rows of it enter together.
     #[must_use]
-    pub fn missing_pages(&self, n_tokens: usize) -> usize {
-        let n_blocks = n_tokens.div_ceil(PAGE_TOKENS);
-        n_blocks.saturating_sub(self.blocks.len()) * self.n_groups
+    pub fn missing_pages(&self, n_tokens: usize, chunk: usize) -> usize {
+        let n_chain = self.blocks.len() + self.n_dropped;
+        self.missing(n_chain, self.blocks.len(), n_tokens, chunk)
+    }
+
+    /// The same for an empty sequence, once it has a chain of `n_found` blocks before it.
+    #[must_use]
+    pub fn missing_pages_behind(&self, n_found: usize, n_tokens: usize, chunk: usize) -> usize {
+        let n_held = n_found - self.unseen_of_chain(n_found);
+        self.missing(n_found, n_held, n_tokens, chunk)
+    }
+
+    fn missing(&self, n_chain: usize, n_held: usize, n_tokens: usize, chunk: usize) -> usize {
+        let to_the_end = n_tokens.div_ceil(PAGE_TOKENS).saturating_sub(n_chain);
+        let at_once = self
+            .window
+            .blocks_max(n_tokens, chunk)
+            .saturating_sub(n_held);
+        to_the_end.min(at_once) * self.n_groups
+    }
+
+    /// Blocks of a chain of `n_found`, behind the kept ones, that no row after it sees, nor one in
+    /// its last block, which may have to be computed again.
+    fn unseen_of_chain(&self, n_found: usize) -> usize {
+        let first_row = n_found.saturating_sub(1) * PAGE_TOKENS;
+        self.window.unseen_blocks(first_row)
+    }
+
+    /// The part of a chain that it would hold.
+    fn seen_of_chain<'a>(
+        &self,
+        found: &'a [BlockId],
+    ) -> impl Iterator<Item = &'a BlockId> + use<'a> {
+        let kept = self.window.kept_blocks();
+        let unseen = kept..kept + self.unseen_of_chain(found.len());
+        let seen = (0..)
+            .zip(found)
+            .filter(move |(index, _)| !unseen.contains(index));
+        seen.map(|(_, id)| id)
+    }
+
+    fn drop_blocks(&mut self, n_blocks: usize) {
+        let gone = self.window.kept_blocks()..self.window.kept_blocks() + n_blocks;
+        self.blocks.drain(gone.clone());
+        for table in &mut self.tables.groups {
+            table.drain(gone.clone());
+        }
+        self.set_dropped(self.n_dropped + n_blocks);
+    }
+
+    fn set_dropped(&mut self, n_blocks: usize) {
+        self.n_dropped = n_blocks;
+        self.tables.n_dropped = n_blocks;
     }
 }
 
@@ -227,26 +302,50 @@ impl KvPool {
 
     /// How many of the available pages `attach` would take.
     #[must_use]
-    pub fn attach_pages(&self, found: &[BlockId]) -> usize {
-        let unheld = found.iter().map(|id| self.block(*id));
+    pub fn attach_pages(&self, kv: &SequenceKv, found: &[BlockId]) -> usize {
+        let unheld = kv.seen_of_chain(found).map(|id| self.block(*id));
         unheld
             .filter(|block| block.n_holders == 0 && block.n_pins == 0)
             .map(|block| block.pages.len())
             .sum()
     }
 
-    /// Puts blocks that `find` gave just now in front of an empty sequence.
+    /// Puts blocks that `find` gave just now in front of an empty sequence, as far as its window
+    /// shows them.
     pub fn attach(&mut self, kv: &mut SequenceKv, found: &[BlockId]) {
         debug_assert!(kv.blocks.is_empty(), "prefixes come first");
-        for id in found {
+        for id in kv.seen_of_chain(found) {
             self.hold(*id);
             kv.blocks.push(*id);
             for (table, page) in kv.tables.groups.iter_mut().zip(&self.block(*id).pages) {
                 table.push(*page);
             }
-            kv.parent = self.as_parent(*id);
+        }
+        if let Some(last) = found.last() {
+            kv.parent = self.as_parent(*last);
         }
         kv.n_published = found.len();
+        kv.set_dropped(found.len() - kv.blocks.len());
+        // What lies between was used as well: without it the chain could not be found again.
+        let kept = kv.window.kept_blocks().min(found.len());
+        for id in found[kept..kept + kv.n_dropped].iter().rev() {
+            self.hold(*id);
+            self.let_go(*id);
+        }
+    }
+
+    /// Gives back the blocks that no row from position `n_computed` on sees. The deepest goes first,
+    /// as in `release`.
+    pub fn drop_unseen(&mut self, kv: &mut SequenceKv, n_computed: usize) {
+        let n_unseen = kv.window.unseen_blocks(n_computed);
+        let n_gone = n_unseen.saturating_sub(kv.n_dropped);
+        let first = kv.window.kept_blocks();
+        for index in (first..first + n_gone).rev() {
+            self.let_go(kv.blocks[index]);
+        }
+        if n_gone > 0 {
+            kv.drop_blocks(n_gone);
+        }
     }
 
     /// Makes the last block of a sequence, a published one, private, so that it may be written.
@@ -256,7 +355,7 @@ impl KvPool {
         let Some(shared) = kv.blocks.pop() else {
             return Vec::new();
         };
-        debug_assert_eq!(kv.n_published, kv.blocks.len() + 1);
+        debug_assert_eq!(kv.n_published, kv.blocks.len() + kv.n_dropped + 1);
         kv.n_published -= 1;
         if let Some((key, _)) = self.block(shared).published {
             kv.parent = key.parent;
@@ -297,7 +396,7 @@ impl KvPool {
                 parent: kv.parent,
                 tokens: *tokens,
             };
-            let own = kv.blocks[kv.n_published];
+            let own = kv.blocks[kv.window.entry(kv.n_published, kv.n_dropped)];
             let canonical = match self.index.get(&key) {
                 Some(other) => {
                     let other = *other;
@@ -324,16 +423,18 @@ impl KvPool {
         for table in &mut kv.tables.groups {
             table.clear();
         }
+        kv.set_dropped(0);
     }
 
     /// Uses `other` in place of the sequence's next block to publish, which has the same contents.
     fn replace(&mut self, kv: &mut SequenceKv, own: BlockId, other: BlockId) {
         self.hold(other);
         self.let_go(own);
-        kv.blocks[kv.n_published] = other;
+        let entry = kv.window.entry(kv.n_published, kv.n_dropped);
+        kv.blocks[entry] = other;
         let pages = &self.block(other).pages;
         for (table, page) in kv.tables.groups.iter_mut().zip(pages) {
-            table[kv.n_published] = *page;
+            table[entry] = *page;
         }
     }
 
@@ -436,69 +537,5 @@ impl KvPool {
 
     fn block_mut(&mut self, id: BlockId) -> &mut Block {
         &mut self.blocks[id.0 as usize]
-    }
-
-    /// Checks that free + cached + idle pinned + used = all, and that every count agrees with the sequences that
-    /// exist, `live`. Costs a walk over the pool: for idle moments and tests.
-    ///
-    /// # Errors
-    /// The first contradiction, in words.
-    pub fn check_integrity<'a>(
-        &self,
-        live: impl Iterator<Item = &'a SequenceKv>,
-    ) -> Result<(), String> {
-        let mut holders = vec![0_u32; self.blocks.len()];
-        for kv in live {
-            for (index, id) in kv.blocks.iter().enumerate() {
-                holders[id.0 as usize] += 1;
-                let pages = kv.tables.groups.iter().map(|table| table.get(index));
-                if !pages.eq(self.block(*id).pages.iter().map(Some)) {
-                    return Err(format!("table entry {index} is not block {id:?}"));
-                }
-            }
-        }
-        let mut seen = vec![false; self.n_pages];
-        let owned = self.blocks.iter().flat_map(|block| &block.pages);
-        for page in self.free.iter().chain(owned) {
-            if std::mem::replace(&mut seen[page.0 as usize], true) {
-                return Err(format!("{page:?} has two owners"));
-            }
-        }
-        if let Some(lost) = seen.iter().position(|seen| !seen) {
-            return Err(format!("page {lost} is lost"));
-        }
-        self.check_blocks(&holders)?;
-        self.check_pins()
-    }
-
-    fn check_blocks(&self, holders: &[u32]) -> Result<(), String> {
-        let mut n_cached_pages = 0;
-        let mut n_cached = 0;
-        for (index, block) in self.blocks.iter().enumerate() {
-            let id = BlockId(index as u32);
-            if block.n_holders != holders[index] {
-                let (counted, real) = (block.n_holders, holders[index]);
-                return Err(format!("{id:?} counts {counted} holders, {real} exist"));
-            }
-            if let Some((key, _)) = &block.published
-                && self.index.get(key) != Some(&id)
-            {
-                return Err(format!("{id:?} is published and cannot be found"));
-            }
-            if block.n_holders == 0 && block.n_pins == 0 && !block.pages.is_empty() {
-                n_cached += 1;
-                n_cached_pages += block.pages.len();
-                if self.cached.get(&block.released_at) != Some(&id) {
-                    return Err(format!("{id:?} is held by nobody and not cached"));
-                }
-            }
-        }
-        let n_published = self.blocks.iter().filter(|b| b.published.is_some()).count();
-        let counts = (n_cached_pages, n_cached, n_published);
-        let kept = (self.n_cached_pages, self.cached.len(), self.index.len());
-        if counts != kept {
-            return Err(format!("counts are {kept:?}, must be {counts:?}"));
-        }
-        Ok(())
     }
 }

@@ -6,10 +6,17 @@ use proptest::prelude::*;
 
 const ORIGIN: Origin = Origin {
     loops: 1,
-    cache_window: 0,
+    window: CacheWindow {
+        tokens: 0,
+        n_kept: 0,
+    },
     exit: None,
     isolation_key: 0,
 };
+
+fn window(tokens: u32, n_kept: u32) -> CacheWindow {
+    CacheWindow { tokens, n_kept }
+}
 
 fn tokens(n: usize) -> Vec<TokenId> {
     (0..n as u32).collect()
@@ -43,11 +50,11 @@ fn full_blocks_are_found_again_and_partial_ones_are_not() {
     other[20] = 7;
     assert_eq!(pool.find(ORIGIN, &other).len(), 1);
     let found = pool.find(ORIGIN, &tokens(32));
-    assert_eq!(pool.attach_pages(&found), 4);
     let mut again = SequenceKv::new(ORIGIN, 2, true);
+    assert_eq!(pool.attach_pages(&again, &found), 4);
     pool.attach(&mut again, &found);
     assert_eq!(again.capacity_tokens(), 32);
-    assert_eq!(pool.attach_pages(&found), 0);
+    assert_eq!(pool.attach_pages(&again, &found), 0);
     check(&pool, &[&again]);
 }
 
@@ -58,7 +65,11 @@ fn another_origin_shares_nothing() {
     for origin in [
         Origin { loops: 2, ..ORIGIN },
         Origin {
-            cache_window: 64,
+            window: window(64, 0),
+            ..ORIGIN
+        },
+        Origin {
+            window: window(64, 16),
             ..ORIGIN
         },
         Origin {
@@ -123,7 +134,7 @@ fn growth_ends_where_the_pages_end() {
     let mut kv = SequenceKv::new(ORIGIN, 2, true);
     assert!(!pool.grow(&mut kv, 48));
     assert_eq!(kv.capacity_tokens(), 32);
-    assert_eq!(kv.missing_pages(48), 2);
+    assert_eq!(kv.missing_pages(48, 1), 2);
     check(&pool, &[&kv]);
 }
 
@@ -176,8 +187,8 @@ fn pinned_chains_outlive_the_pressure_and_cached_ones_do_not() {
     let mut other = SequenceKv::new(ORIGIN, 1, true);
     assert!(!pool.grow(&mut other, 90));
     let found = pool.find(ORIGIN, &tokens(40));
-    assert_eq!((found.len(), pool.attach_pages(&found)), (2, 0));
     let mut hit = SequenceKv::new(ORIGIN, 1, true);
+    assert_eq!((found.len(), pool.attach_pages(&hit, &found)), (2, 0));
     pool.attach(&mut hit, &found);
     assert_eq!(pool.used_pages(), 6);
     check(&pool, &[&other, &hit]);
@@ -225,8 +236,8 @@ fn pins_share_blocks_and_have_a_limit_with_both_numbers() {
 /// A step of a random run.
 #[derive(Clone, Debug)]
 enum Act {
-    /// Starts a sequence: variant of its tokens, length, depth.
-    Start(u32, usize, u32),
+    /// Starts a sequence: variant of its tokens, length, depth, window.
+    Start(u32, usize, u32, CacheWindow),
     /// Computes more of sequence `i`.
     Compute(usize, usize),
     /// Ends sequence `i`.
@@ -239,11 +250,22 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        (0..3_u32, 1..90_usize, 1..3_u32).prop_map(|(v, n, loops)| Act::Start(v, n, loops)),
+        (0..3_u32, 1..90_usize, 1..3_u32, some_window())
+            .prop_map(|(v, n, loops, window)| Act::Start(v, n, loops, window)),
         (0..6_usize, 1..40_usize).prop_map(|(i, n)| Act::Compute(i, n)),
         (0..6_usize).prop_map(Act::End),
         (0..6_usize, 0..4_u128).prop_map(|(i, name)| Act::Pin(i, name)),
         (0..4_u128).prop_map(Act::Unpin),
+    ]
+}
+
+/// None, short or longer, with and without a kept beginning: few, so that sequences share.
+fn some_window() -> impl Strategy<Value = CacheWindow> {
+    prop_oneof![
+        2 => Just(window(0, 0)),
+        1 => Just(window(5, 0)),
+        1 => Just(window(5, 32)),
+        1 => Just(window(30, 16)),
     ]
 }
 
@@ -259,8 +281,8 @@ fn variant_tokens(variant: u32, n: usize) -> Vec<TokenId> {
     (0..n).map(token).collect()
 }
 
-fn start(pool: &mut KvPool, variant: u32, n_tokens: usize, loops: u32) -> Live {
-    let origin = Origin { loops, ..ORIGIN };
+fn start(pool: &mut KvPool, variant: u32, n_tokens: usize, origin: Origin) -> Live {
+    let loops = origin.loops;
     let tokens = variant_tokens(variant, n_tokens);
     let mut kv = SequenceKv::new(origin, loops as usize + 1, true);
     let found = pool.find(origin, &tokens);
@@ -287,8 +309,9 @@ proptest! {
         let mut live: Vec<Live> = Vec::new();
         for act in acts {
             match act {
-                Act::Start(variant, n_tokens, loops) if live.len() < 6 => {
-                    live.push(start(&mut pool, variant, n_tokens, loops));
+                Act::Start(variant, n_tokens, loops, window) if live.len() < 6 => {
+                    let origin = Origin { loops, window, ..ORIGIN };
+                    live.push(start(&mut pool, variant, n_tokens, origin));
                 }
                 Act::Compute(i, n_more) if i < live.len() => {
                     let Live { kv, tokens, n_computed } = &mut live[i];
@@ -296,12 +319,17 @@ proptest! {
                     pool.grow(kv, wanted);
                     *n_computed = wanted.min(kv.capacity_tokens());
                     pool.publish(kv, tokens, *n_computed);
+                    pool.drop_unseen(kv, *n_computed);
+                    // What the next row sees is there, and no more than the bound.
+                    prop_assert!(kv.tables.holds_window_of(*n_computed));
+                    let n_max = kv.window.blocks_max(tokens.len(), n_more.max(1));
+                    prop_assert!(kv.blocks.len() <= n_max);
                 }
                 Act::End(i) if i < live.len() => {
                     let mut ended = live.swap_remove(i);
                     pool.release(&mut ended.kv);
                 }
-                Act::Pin(i, name) if i < live.len() => {
+                Act::Pin(i, name) if i < live.len() && live[i].kv.n_dropped == 0 => {
                     let _ = pool.pin(PrefixId(name), live[i].kv.published_blocks());
                 }
                 Act::Unpin(name) => pool.unpin(PrefixId(name)),
@@ -315,4 +343,44 @@ proptest! {
         }
         prop_assert_eq!(pool.used_pages(), 0);
     }
+}
+
+#[test]
+fn a_window_gives_back_what_no_row_sees_and_keeps_its_beginning() {
+    let mut pool = KvPool::new(20, 20, true);
+    let origin = Origin {
+        window: window(20, 16),
+        ..ORIGIN
+    };
+    let mut kv = SequenceKv::new(origin, 2, true);
+    for n_computed in 1..=96 {
+        assert!(pool.grow(&mut kv, n_computed));
+        pool.publish(&mut kv, &tokens(96), n_computed);
+        pool.drop_unseen(&mut kv, n_computed);
+        check(&pool, &[&kv]);
+        assert!(pool.used_pages() <= 2 * window(20, 16).blocks_max(96, 1));
+    }
+    // Kept: block 0. Row 96 sees 77..=96, so blocks 4 and 5; 1 to 3 are cache.
+    assert_eq!((kv.capacity_tokens(), kv.n_dropped), (96, 3));
+    assert_eq!((pool.used_pages(), pool.cached_pages()), (6, 6));
+    let longer = tokens(200);
+    assert_eq!(kv.missing_pages(200, 1), 2, "a block at a time");
+    assert_eq!(kv.missing_pages(97, 1), 2);
+
+    // The whole chain is found, but only what the window shows is held.
+    let found = pool.find(origin, &longer);
+    assert_eq!(found.len(), 6);
+    let mut again = SequenceKv::new(origin, 2, true);
+    assert_eq!(pool.attach_pages(&again, &found), 2, "block 3 is nobody's");
+    pool.attach(&mut again, &found);
+    assert_eq!((again.capacity_tokens(), again.blocks.len()), (96, 4));
+    check(&pool, &[&kv, &again]);
+    pool.release(&mut kv);
+    // Its last block may be written after all, or given up.
+    assert_eq!(pool.copy_last(&mut again).len(), 2);
+    pool.publish(&mut again, &tokens(96), 96);
+    check(&pool, &[&again]);
+    pool.release(&mut again);
+    assert_eq!(pool.used_pages(), 0);
+    check(&pool, &[]);
 }

@@ -132,6 +132,7 @@ impl Engine {
         let mut request = GenerationRequest::new(blocks.as_flattened(), 0);
         request.loops = prefix.loops;
         request.cache_window = prefix.cache_window;
+        request.kept_tokens = request.prompt.len() as u32;
         request.isolation_key = prefix.isolation_key;
         let plan = &self.model.plan;
         if let Some(reason) = limits.refusal(&request, plan) {

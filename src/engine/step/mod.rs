@@ -285,10 +285,12 @@ impl State {
         if self.running.is_empty() {
             return true;
         }
-        let lacks = |s: &Sequence| s.kv.missing_pages(s.tokens.len()) + s.kv.n_groups();
+        let chunk = self.limits.max_rows as usize;
+        let lacks = |s: &Sequence| s.kv.missing_pages(s.tokens.len(), chunk) + s.kv.n_groups();
         let promised: usize = self.running.iter().map(lacks).sum();
-        let fresh = next.kv.missing_pages(next.tokens.len()) - found.len() * next.kv.n_groups();
-        let needed = promised + fresh + self.kv.attach_pages(found);
+        let n_tokens = next.tokens.len();
+        let fresh = next.kv.missing_pages_behind(found.len(), n_tokens, chunk);
+        let needed = promised + fresh + self.kv.attach_pages(&next.kv, found);
         needed <= self.kv.available_pages()
     }
 
@@ -416,6 +418,7 @@ impl State {
             self.free_slots.extend(sequence.land());
             let (tokens, n_computed) = (&sequence.tokens, sequence.n_computed);
             self.kv.publish(&mut sequence.kv, tokens, n_computed);
+            self.kv.drop_unseen(&mut sequence.kv, n_computed);
             let is_own = |row: &&Wanted| row.candidate == grant.candidate;
             let n_own = wanted.iter().take_while(is_own).count();
             let (own_rows, own_logits);
