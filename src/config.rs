@@ -85,6 +85,9 @@ pub struct EngineConfig {
     pub threads: Option<usize>,
     /// Keep full pages of finished requests for reuse.
     pub prefix_cache: bool,
+    /// Sliding attention window in tokens of requests that name none; 0 = full attention. With a
+    /// window `kv_tokens` may be less than a context: longer requests must then stay in windows.
+    pub cache_window: u32,
     /// Depth: what a looped model loops by default and at most, or which layers of an ordinary
     /// model loop.
     pub loops: LoopsConfig,
@@ -136,6 +139,7 @@ impl Default for EngineConfig {
             kv_tokens: None,
             threads: None,
             prefix_cache: true,
+            cache_window: 0,
             loops: LoopsConfig::default(),
             quantize: None,
         }

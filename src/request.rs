@@ -378,6 +378,8 @@ pub enum GenerationEvent {
         token: TokenId,
         /// Present when `logprobs` was asked.
         logprob: Option<TokenLogprob>,
+        /// Counts so far, this token included: what holds if the answer ends here.
+        usage: Usage,
     },
     /// Generated text without ids (remote runtimes).
     Text(String),

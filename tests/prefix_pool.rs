@@ -237,6 +237,66 @@ fn every_replica_skips_a_registered_prefix() {
     );
 }
 
+#[test]
+fn in_a_window_a_registered_prefix_stays_visible_to_requests_of_that_window() {
+    let executor = started(vec![replica(true, 512)], ExecutorConfig::default());
+    let plain = started(vec![replica(false, 512)], ExecutorConfig::default());
+    let shared = tokens(3, 50);
+    let prompt = [shared.clone(), tokens(9, 40)].concat();
+    let windowed = |cache_window, kept_tokens| {
+        let mut request = request(&prompt, 5);
+        (request.cache_window, request.kept_tokens) = (cache_window, kept_tokens);
+        request
+    };
+    let (_, before, cached) = ask(&executor, windowed(20, 0));
+    assert_eq!((&before, cached), (&ask(&plain, windowed(20, 0)).1, 0));
+
+    let mut prefix = new(shared);
+    prefix.cache_window = 20;
+    let info = register(&executor, prefix).expect("kept");
+    assert_eq!((info.cached_tokens, info.cache_window), (48, 20));
+    let (_, kept, cached) = ask(&executor, windowed(20, 0));
+    assert_eq!((&kept, cached), (&ask(&plain, windowed(20, 48)).1, 48));
+    assert_ne!(before, kept, "it sees more");
+    for other in [0, 19] {
+        let (_, logprobs, cached) = ask(&executor, windowed(other, 0));
+        assert_eq!((&logprobs, cached), (&ask(&plain, windowed(other, 0)).1, 0));
+    }
+    // A request that says what is kept is taken at its word.
+    let (_, less, cached) = ask(&executor, windowed(20, 16));
+    assert_eq!((&less, cached), (&ask(&plain, windowed(20, 16)).1, 0));
+
+    assert_eq!(executor.prefixes(None)[0].hits, 1);
+    executor.remove_prefixes(None);
+    assert_eq!(ask(&executor, windowed(20, 0)).1, before);
+}
+
+#[test]
+fn a_stop_string_does_not_hide_what_came_from_the_cache() {
+    let executor = started(vec![replica(true, 512)], ExecutorConfig::default());
+    let shared = tokens(3, 50);
+    register(&executor, new(shared.clone())).expect("kept");
+    let mut request = request(&shared, 5);
+    request.max_tokens = 30;
+    let submit = |request: &GenerationRequest| {
+        let ticket = executor.submit(request.clone(), SubmitOptions::default());
+        ticket.expect("taken").wait().expect("it ends well")
+    };
+    let whole = submit(&request);
+    let stop = whole.text.chars().find(|c| c.is_ascii_graphic());
+    request.stop.strings = vec![stop.expect("some text").to_string()];
+    let stopped = submit(&request);
+    assert!(stopped.outcome.stopped_by_text);
+    assert_eq!(stopped.outcome.usage.cached_tokens, 48);
+    let n_tokens = stopped.tokens.len() as u32;
+    assert_eq!(stopped.outcome.usage.completion_tokens, n_tokens);
+    assert!(
+        stopped.outcome.usage.loop_rows >= 2,
+        "the prompt's end and what was generated"
+    );
+    assert_eq!(executor.prefixes(None)[0].hits, 2);
+}
+
 /// One step of a random run against the executor.
 #[derive(Clone, Debug)]
 enum Act {

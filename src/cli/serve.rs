@@ -75,6 +75,9 @@ pub struct ServeArgs {
     /// Do not keep the KV of finished requests for reuse.
     #[arg(long)]
     pub no_prefix_cache: bool,
+    /// Attention window in tokens of requests that name none, 0 = full attention [default: 0].
+    #[arg(long, value_name = "TOKENS")]
+    pub cache_window: Option<u32>,
     /// Depth and weights, of all models.
     #[command(flatten)]
     pub model_args: ModelArgs,
@@ -218,6 +221,7 @@ impl ServeArgs {
             engine.kv_tokens = self.kv_tokens.or(engine.kv_tokens);
             engine.prefix_cache &= !self.no_prefix_cache;
             self.model_args.apply(engine);
+            put(&mut engine.cache_window, self.cache_window);
             put(&mut engine.max_sequences, self.max_sequences);
             put(&mut engine.max_rows, self.max_rows);
             let executor = &mut model.executor;

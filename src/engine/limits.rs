@@ -5,10 +5,12 @@
 //! Defaults: the context is the model's own, at most 8192 tokens and at most `kv_tokens` where that
 //! is given. `kv_tokens` is `max_sequences` contexts of a quarter of the length, or one whole
 //! context, whichever is more: most requests are far shorter than the longest, and what does not
-//! fit waits or is preempted. KV is counted at the model's default number of loops.
+//! fit waits or is preempted. KV is counted at the model's default number of loops. With a default
+//! `cache_window` the pool may be smaller than a context: what counts is what a request holds at
+//! once, its kept beginning and its window.
 
 use super::EngineError;
-use crate::backend::PAGE_TOKENS;
+use crate::backend::{CacheWindow, PAGE_TOKENS};
 use crate::config::EngineConfig;
 use crate::model::{ExitRules, ModelSpec, Plan};
 use crate::request::GenerationRequest;
@@ -70,10 +72,15 @@ impl EngineLimits {
         let kv_tokens = config
             .kv_tokens
             .unwrap_or_else(|| share.max(u64::from(context_length)));
-        if kv_tokens < u64::from(context_length) {
+        let largest_blocks = context_blocks(config, context_length);
+        if kv_tokens < u64::from(context_length).min(largest_blocks * PAGE_TOKENS as u64) {
+            let window = match config.cache_window {
+                0 => "lower context_length, or set cache_window".to_owned(),
+                window => format!("lower context_length or cache_window, which is {window}"),
+            };
             return refuse(format!(
                 "kv_tokens is {kv_tokens}, which cannot hold one context of {context_length} \
-                 tokens; raise kv_tokens or lower context_length"
+                 tokens; raise kv_tokens, {window}"
             ));
         }
         let n_blocks = kv_tokens.div_ceil(PAGE_TOKENS as u64);
@@ -87,9 +94,12 @@ impl EngineLimits {
                 u32::MAX
             ));
         };
-        let context_blocks = u64::from(context_length).div_ceil(PAGE_TOKENS as u64);
-        let largest = context_blocks.saturating_mul(plan.kv_groups(plan.max_loops) as u64);
-        let beside = u64::from(n_pages).saturating_sub(largest);
+        let largest = largest_blocks.saturating_mul(plan.kv_groups(plan.max_loops) as u64);
+        let beside = match u64::from(n_pages).saturating_sub(largest) {
+            beside if config.cache_window == 0 => beside,
+            // A request may hold a registered prefix beside its window, and another one be pinned.
+            beside => beside / 2,
+        };
         Ok(Self {
             pinned_pages_max: beside.min(u64::from(n_pages / 2)) as u32,
             context_length,
@@ -178,6 +188,15 @@ impl EngineLimits {
     }
 }
 
+/// Blocks of the longest request that the pool is made for: a context in the default window.
+fn context_blocks(config: &EngineConfig, context_length: u32) -> u64 {
+    let window = CacheWindow {
+        tokens: config.cache_window,
+        n_kept: 0,
+    };
+    window.blocks_max(context_length as usize, 1) as u64
+}
+
 fn context_length(config: &EngineConfig, spec: &ModelSpec) -> Result<u32, EngineError> {
     let trained = spec.context_length;
     match config.context_length {
@@ -189,7 +208,10 @@ fn context_length(config: &EngineConfig, spec: &ModelSpec) -> Result<u32, Engine
         ))),
         Some(asked) => Ok(asked),
         None => {
-            let held = config.kv_tokens.unwrap_or(u64::MAX).max(1);
+            let held = match config.cache_window {
+                0 => config.kv_tokens.unwrap_or(u64::MAX).max(1),
+                _ => u64::MAX,
+            };
             let most = u64::from(trained.min(DEFAULT_CONTEXT_TOKENS));
             Ok(most.min(held) as u32)
         }
@@ -253,6 +275,38 @@ mod tests {
             let error = limits(&config, &plan).expect_err("a contradiction");
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
         }
+    }
+
+    #[test]
+    fn a_default_window_lets_the_context_exceed_the_pool() {
+        let plan = Plan::ordinary(2);
+        let config = EngineConfig {
+            cache_window: 100,
+            kv_tokens: Some(256),
+            ..EngineConfig::default()
+        };
+        let found = limits(&config, &plan).expect("valid");
+        let sizes = (found.context_length, found.n_pages, found.pinned_pages_max);
+        assert_eq!(sizes, (8192, 16, 4));
+        let mut request = GenerationRequest::new(vec![1; 4000], 4000);
+        let full = found.refusal(&request, &plan).expect("too much");
+        assert!(
+            full.contains("need 500 KV pages; the pool has 16, 4"),
+            "{full}"
+        );
+        request.cache_window = 100;
+        assert_eq!(found.refusal(&request, &plan), None);
+        // A registered prefix beside it fits as well.
+        request.kept_tokens = 4 * 16;
+        assert_eq!(found.refusal(&request, &plan), None);
+        request.cache_window = 200;
+        assert!(found.refusal(&request, &plan).is_some());
+        let config = EngineConfig {
+            kv_tokens: Some(100),
+            ..config
+        };
+        let error = limits(&config, &plan).expect_err("8 blocks are needed");
+        assert!(error.contains("kv_tokens is 100") && error.contains("cache_window, which is 100"));
     }
 
     #[test]

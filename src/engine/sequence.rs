@@ -309,19 +309,29 @@ impl Sequence {
         token: TokenId,
         logprob: Option<TokenLogprob>,
     ) -> Result<(), ConsumerGone> {
-        self.sink.emit(GenerationEvent::Token { token, logprob })
+        let usage = self.usage();
+        self.sink.emit(GenerationEvent::Token {
+            token,
+            logprob,
+            usage,
+        })
     }
 
-    /// Ends well. A consumer that is gone does not matter any more.
-    pub(super) fn finish(&mut self, reason: FinishReason) {
-        let usage = Usage {
+    /// Counts so far.
+    fn usage(&self) -> Usage {
+        Usage {
             prompt_tokens: self.n_prompt() as u32,
             cached_tokens: self.n_cached.unwrap_or(0),
             completion_tokens: self.n_generated() as u32,
             loops: self.loops,
             loop_rows: self.loop_rows,
             loop_iterations: self.loop_iterations,
-        };
+        }
+    }
+
+    /// Ends well. A consumer that is gone does not matter any more.
+    pub(super) fn finish(&mut self, reason: FinishReason) {
+        let usage = self.usage();
         self.has_ended = true;
         let _ = self.sink.emit(GenerationEvent::Finished { reason, usage });
     }
@@ -335,7 +345,7 @@ impl Sequence {
 
 impl GenerationRequest {
     /// What its rows see of each other.
-    pub(super) fn window(&self) -> CacheWindow {
+    pub(crate) fn window(&self) -> CacheWindow {
         CacheWindow {
             tokens: self.cache_window,
             n_kept: match self.cache_window {

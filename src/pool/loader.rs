@@ -4,7 +4,7 @@
 //! not stop a load: it is a warning here and an error of the chat requests that need it. What is
 //! not here: the registry (`pool`), which models there are (`config`).
 
-use super::{LoadedModel, LoopRange, ModelMeta};
+use super::{LoadedModel, LoopRange, ModelMeta, WindowRange};
 use crate::config::{EngineConfig, FakeConfig, ModelConfig, ModelSource};
 use crate::format::{FormatError, ModelFile};
 use crate::model;
@@ -138,6 +138,10 @@ fn load_file(
             max: runtime.plan().max_loops,
         },
         exit_rules: runtime.limits().exit_rules,
+        windows: WindowRange {
+            default: config.engine.cache_window,
+            max: runtime.limits().context_length,
+        },
     };
     Ok(Parts {
         runtime: Arc::new(runtime),

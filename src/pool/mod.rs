@@ -42,6 +42,17 @@ pub struct ModelMeta {
     pub loops: LoopRange,
     /// Rules by which their tokens may leave the loop early.
     pub exit_rules: ExitRules,
+    /// Attention windows that requests may ask for.
+    pub windows: WindowRange,
+}
+
+/// Sliding attention windows of a model, in tokens: `0..=max`, 0 = full attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowRange {
+    /// What a request gets that does not say.
+    pub default: u32,
+    /// Most that a request may ask for: the context length. 0 where there are no windows.
+    pub max: u32,
 }
 
 /// Loops of a model's core: `1..=max`, `default` when a request does not say. Both 1 for ordinary

@@ -137,19 +137,21 @@ pub fn answer(
         let entries = request.prompt.iter().skip(1).map(|&token| entry(token));
         events.push(GenerationEvent::PromptLogprobs(entries.collect()));
     }
-    events.extend(tokens.iter().map(|&token| GenerationEvent::Token {
+    let usage = |n_tokens: u32| Usage {
+        prompt_tokens: request.prompt.len() as u32,
+        cached_tokens: 0,
+        completion_tokens: n_tokens,
+        loops: request.loops.unwrap_or(1),
+        ..Usage::default()
+    };
+    events.extend((1..).zip(tokens).map(|(n, &token)| GenerationEvent::Token {
         token,
         logprob: request.logprobs.map(|_| entry(token)),
+        usage: usage(n),
     }));
     events.push(GenerationEvent::Finished {
         reason,
-        usage: Usage {
-            prompt_tokens: request.prompt.len() as u32,
-            cached_tokens: 0,
-            completion_tokens: tokens.len() as u32,
-            loops: request.loops.unwrap_or(1),
-            ..Usage::default()
-        },
+        usage: usage(tokens.len() as u32),
     });
     events
 }

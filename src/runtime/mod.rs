@@ -8,7 +8,7 @@ pub mod fake;
 pub mod native;
 
 pub use crate::engine::stats::RowCounts;
-use crate::request::{Job, PinError, Prefix, PrefixId, RequestId};
+use crate::request::{GenerationRequest, Job, PinError, Prefix, PrefixId, RequestId};
 use crate::tokenizer::Tokenizer;
 use crossbeam_channel::Sender;
 use std::sync::Arc;
@@ -16,6 +16,15 @@ use std::time::Duration;
 
 /// Tokens of a block of K/V: prefixes are kept in whole ones.
 pub const PREFIX_BLOCK_TOKENS: usize = crate::backend::PAGE_TOKENS;
+
+/// Most tokens whose K/V a request with an attention window holds at once; None without a window.
+#[must_use]
+pub fn held_tokens(request: &GenerationRequest) -> Option<u64> {
+    let window = request.window();
+    let n_tokens = request.prompt.len() as u64 + u64::from(request.max_tokens);
+    let n_blocks = window.blocks_max(n_tokens as usize, 1);
+    (window.tokens > 0).then(|| n_tokens.min((n_blocks * PREFIX_BLOCK_TOKENS) as u64))
+}
 
 /// What a runtime can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

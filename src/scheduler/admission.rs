@@ -35,6 +35,8 @@ pub struct Demand {
     pub prompt_tokens: u32,
     /// Most tokens to generate; 0 scores the prompt only.
     pub max_tokens: u32,
+    /// With an attention window: most tokens whose KV it holds at once; None = all of them.
+    pub held_tokens: Option<u64>,
     /// Its objective on the wait, or the server's.
     pub slo_ms: Option<u64>,
     /// Its objective on the time to the first token.
@@ -185,6 +187,7 @@ fn never_fits(demand: Demand, supply: Supply) -> Option<SubmitError> {
             context_length,
         });
     }
+    let needed_tokens = demand.held_tokens.unwrap_or(needed_tokens);
     (needed_tokens > supply.kv_capacity_tokens).then_some(SubmitError::KvTooSmall {
         needed_tokens,
         capacity_tokens: supply.kv_capacity_tokens,

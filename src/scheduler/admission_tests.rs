@@ -7,6 +7,7 @@ use proptest::prelude::*;
 const DEMAND: Demand = Demand {
     prompt_tokens: 10,
     max_tokens: 10,
+    held_tokens: None,
     slo_ms: None,
     slo_ttft_ms: None,
     loops: None,
@@ -101,6 +102,21 @@ fn what_can_never_fit() {
             expected,
             "{prompt_tokens}+{max_tokens}"
         );
+    }
+    // In a window only what is held at once counts.
+    for (held_tokens, fits) in [(None, false), (Some(60), true), (Some(70), false)] {
+        let demand = Demand {
+            prompt_tokens: 50,
+            max_tokens: 50,
+            held_tokens,
+            ..DEMAND
+        };
+        let supply = Supply {
+            kv_capacity_tokens: 64,
+            ..SUPPLY
+        };
+        let is_admitted = matches!(decide(demand, supply), Admission::Admit { .. });
+        assert_eq!(is_admitted, fits, "{held_tokens:?}");
     }
 }
 

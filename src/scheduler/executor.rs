@@ -21,7 +21,7 @@ use super::ticket::{CancelHandle, Ticket, TokenStream};
 use crate::clock::{Clock, SystemClock};
 use crate::config::ExecutorConfig;
 use crate::request::{GenerationRequest, RequestError, RequestId};
-use crate::runtime::{LoopCost, Runtime};
+use crate::runtime::{LoopCost, Runtime, held_tokens};
 use crate::tokenizer::{TextStream, Tokenizer};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -119,6 +119,7 @@ impl Core {
         Demand {
             prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
             max_tokens: request.max_tokens,
+            held_tokens: held_tokens(request),
             slo_ms: options.slo_ms,
             slo_ttft_ms: options.slo_ttft_ms,
             loops: request.loops,
@@ -298,12 +299,17 @@ impl Executor {
     /// The record of a request that comes now.
     fn prepare(
         &self,
-        request: GenerationRequest,
+        mut request: GenerationRequest,
         mut options: SubmitOptions,
         sender: Sender,
         now: Stamp,
     ) -> Arc<Record> {
         let core = &self.core;
+        if request.cache_window > 0 && request.kept_tokens == 0 {
+            let default = core.loop_cost().map_or(1, |cost| cost.default_loops);
+            let loops = request.loops.unwrap_or(default);
+            request.kept_tokens = core.prefix_pool.kept_tokens(&request, loops);
+        }
         options.priority = options.priority.clamp(-PRIORITY_MAX, PRIORITY_MAX);
         options.slo_ms = options.slo_ms.or(core.config.default_slo_ms);
         let timeout = options.queue_timeout.or(core.config.queue_timeout);
@@ -358,6 +364,7 @@ impl Executor {
         let smallest = Demand {
             prompt_tokens: 1,
             max_tokens: 0,
+            held_tokens: None,
             slo_ms: None,
             slo_ttft_ms: None,
             loops: None,

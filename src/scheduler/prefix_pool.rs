@@ -44,6 +44,8 @@ pub struct PrefixInfo {
     pub cached_tokens: u32,
     /// Loops that they were computed with.
     pub loops: u32,
+    /// Attention window of the requests that find it; 0 = full attention.
+    pub cache_window: u32,
     /// Requests that ended well and took their first `cached_tokens` from the cache.
     pub hits: u64,
 }
@@ -103,6 +105,7 @@ impl Entry {
                 id: self.prefix.id,
                 cached_tokens,
                 loops: self.loops,
+                cache_window: self.prefix.cache_window,
                 hits: self.hits,
             }),
         }
@@ -286,6 +289,18 @@ impl PrefixPool {
                 Some(_) => kept().map(|info| info.hits).sum(),
             },
         }
+    }
+
+    /// Tokens of the longest kept prefix that begins a request, which runs with so many loops and
+    /// the prefix's own window.
+    pub(crate) fn kept_tokens(&self, request: &GenerationRequest, loops: u32) -> u32 {
+        let list = self.list.lock();
+        let begins = list
+            .entries
+            .iter()
+            .filter(|entry| entry.begins(request, loops));
+        let kept = begins.filter_map(|entry| Some(entry.info()?.cached_tokens));
+        kept.max().unwrap_or(0)
     }
 
     /// A request ended well: the longest prefix that it took from the cache counts a hit.

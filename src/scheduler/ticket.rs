@@ -25,8 +25,7 @@ use std::time::{Duration, Instant};
 pub struct Outcome {
     /// Why it ended.
     pub finish_reason: FinishReason,
-    /// Token counts. After a matched stop string `cached_tokens` and the counts of loops are 0: the
-    /// runtime is not asked.
+    /// Token counts. After a matched stop string they are those of the token that completed it.
     pub usage: Usage,
     /// A stop string ended it, not a token.
     pub stopped_by_text: bool,
@@ -130,6 +129,8 @@ pub struct TokenStream {
     text: TextMaker,
     prompt_logprobs: Option<Vec<TokenLogprob>>,
     n_tokens: u32,
+    /// Counts as of the last token; zeros for runtimes that send text.
+    usage: Usage,
     /// Events that one delivery brought beyond the first.
     ready: VecDeque<StreamEvent>,
     ended: Option<Result<Outcome, RequestError>>,
@@ -146,6 +147,7 @@ impl TokenStream {
             },
             prompt_logprobs: None,
             n_tokens: 0,
+            usage: Usage::default(),
             ready: VecDeque::new(),
             ended: None,
         }
@@ -255,8 +257,13 @@ impl TokenStream {
             Delivery::Event(GenerationEvent::PromptLogprobs(entries)) => {
                 self.prompt_logprobs = Some(entries);
             }
-            Delivery::Event(GenerationEvent::Token { token, logprob }) => {
+            Delivery::Event(GenerationEvent::Token {
+                token,
+                logprob,
+                usage,
+            }) => {
                 self.n_tokens += 1;
+                self.usage = usage;
                 let (chunk, stopped) = self.text.push(token, logprob);
                 self.ready.push_back(StreamEvent::Chunk(chunk));
                 if stopped {
@@ -286,10 +293,9 @@ impl TokenStream {
         let record = &self.handle.record;
         let usage = Usage {
             prompt_tokens: record.request.prompt.len() as u32,
-            cached_tokens: 0,
             completion_tokens: self.n_tokens,
             loops: record.loops.map_or(1, |loops| loops.granted),
-            ..Usage::default()
+            ..self.usage
         };
         let reason = FinishReason::Stop;
         let ending = Ending::Done { reason, usage };

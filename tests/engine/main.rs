@@ -4,6 +4,7 @@
 //! call `Engine::step` by hand, so that each quantum is under control.
 
 mod batching;
+mod dense;
 mod exits;
 mod faults;
 mod generation;
@@ -12,3 +13,4 @@ mod parking;
 mod prefix;
 mod random;
 mod support;
+mod window;

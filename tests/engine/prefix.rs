@@ -182,9 +182,6 @@ fn pins_are_refused_with_a_reason() {
     );
     let long = refused(&mut engine, &prefix(1, prompt(1, 80)));
     assert!(long.contains("context length of 64"), "{long}");
-    let mut windowed = prefix(1, prompt(1, 32));
-    windowed.cache_window = 8;
-    assert!(refused(&mut engine, &windowed).contains("cache_window"));
 
     let first = pin(&mut engine, &prefix(1, prompt(1, 48)));
     drain(&mut engine);

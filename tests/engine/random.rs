@@ -31,19 +31,31 @@ fn pins() -> impl Strategy<Value = Vec<Pin>> {
         0..30_usize,
         0..60_usize,
         any::<u64>(),
+        prop_oneof![2 => Just(0), 1 => Just(7), 2 => Just(40)],
     );
-    let pin = one.prop_map(|(family, n, start, length, id)| Pin {
+    let pin = one.prop_map(|(family, n, start, length, id, cache_window)| Pin {
         prefix: Prefix {
             id: PrefixId(u128::from(id)),
             tokens: prompt(family, n).into(),
             loops: None,
-            cache_window: 0,
+            cache_window,
             isolation_key: 0,
         },
         start,
         stop: start + length,
     });
     prop::collection::vec(pin, 0..3)
+}
+
+/// Window and kept tokens: few different ones, so that sequences and pins share.
+fn window() -> impl Strategy<Value = (u32, u32)> {
+    prop_oneof![
+        4 => Just((0, 0)),
+        1 => Just((7, 0)),
+        1 => Just((7, 16)),
+        1 => Just((40, 0)),
+        2 => Just((40, 32)),
+    ]
 }
 
 fn plans(max_loops: u32) -> impl Strategy<Value = Vec<Plan>> {
@@ -54,10 +66,11 @@ fn plans(max_loops: u32) -> impl Strategy<Value = Vec<Plan>> {
         (0..30_usize, prop::option::weighted(0.25, 0..30_usize)),
         prop::option::weighted(0.25, (0..30_usize, 0..20_usize)),
         prop::option::weighted(0.2, Just(1)),
-        prop::option::weighted(0.4, 0.0..1.0_f32),
+        (prop::option::weighted(0.4, 0.0..1.0_f32), window()),
     );
     let plan = one.prop_map(
-        move |((family, n, max_tokens), seed, loops, (start, cancel), park, scores, exit)| {
+        move |((family, n, max_tokens), seed, loops, (start, cancel), park, scores, more)| {
+            let (exit, window) = more;
             let mut request = match seed {
                 Some(seed) => seeded(prompt(family, n), max_tokens, seed),
                 None => greedy(prompt(family, n), max_tokens),
@@ -70,6 +83,8 @@ fn plans(max_loops: u32) -> impl Strategy<Value = Vec<Plan>> {
                 rule: ExitRule::Latent,
                 threshold,
             });
+            request.cache_window = window.0;
+            request.kept_tokens = window.1.min(n as u32 / 16 * 16);
             Plan {
                 request,
                 start,

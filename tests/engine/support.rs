@@ -70,7 +70,7 @@ impl JobSink for Collector {
                 assert!(outcome.tokens.is_empty(), "prompt scores come first");
                 outcome.prompt_logprobs = Some(logprobs);
             }
-            GenerationEvent::Token { token, logprob } => {
+            GenerationEvent::Token { token, logprob, .. } => {
                 if outcome.tokens.len() == self.patience {
                     return Err(ConsumerGone);
                 }

@@ -68,14 +68,14 @@ impl Active {
     /// One more token, or the end. False when it is over.
     fn step(&mut self) -> bool {
         let request = Arc::clone(&self.job.request);
+        let usage = Usage {
+            prompt_tokens: request.prompt.len() as u32,
+            cached_tokens: 0,
+            completion_tokens: self.n_sent,
+            loops: 1,
+            ..Usage::default()
+        };
         if self.n_sent == request.max_tokens {
-            let usage = Usage {
-                prompt_tokens: request.prompt.len() as u32,
-                cached_tokens: 0,
-                completion_tokens: self.n_sent,
-                loops: 1,
-                ..Usage::default()
-            };
             let reason = FinishReason::Length;
             let _ = self
                 .job
@@ -90,7 +90,11 @@ impl Active {
             .map(|n_top| logprob(&request, token, n_top));
         self.job
             .sink
-            .emit(GenerationEvent::Token { token, logprob })
+            .emit(GenerationEvent::Token {
+                token,
+                logprob,
+                usage,
+            })
             .is_ok()
     }
 }

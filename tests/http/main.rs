@@ -18,6 +18,7 @@ mod prefixes;
 mod real_engine;
 mod shapes;
 mod streams;
+mod window;
 
 use client::Client;
 use fake::Alphabet;

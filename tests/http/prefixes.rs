@@ -66,7 +66,7 @@ fn a_registered_prefix_is_skipped_listed_and_removed() {
     assert_eq!(
         prefix,
         json!({"id": id, "object": "prefix", "model": "tiny", "tokens": 40, "cached_tokens": 32,
-            "loops": 1, "hits": 0})
+            "loops": 1, "cache_window": 0, "hits": 0})
     );
     assert_eq!(
         client.post(PREFIXES, &body).json()["id"],

@@ -121,6 +121,7 @@ fn object(model: &LoadedModel, info: &PrefixInfo) -> Value {
         "model": model.name,
         "cached_tokens": info.cached_tokens,
         "loops": info.loops,
+        "cache_window": info.cache_window,
         "hits": info.hits,
     })
 }
@@ -149,7 +150,7 @@ impl Asked {
         let prefix = NewPrefix {
             tokens,
             loops: depth.loops,
-            cache_window: fields.count("cache_window", 0)?.unwrap_or(0),
+            cache_window: depth.cache_window,
             isolation_key: isolation_key(mode, call.client.as_deref(), salt),
             owner: call.client.clone(),
         };

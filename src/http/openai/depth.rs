@@ -1,13 +1,16 @@
-//! Depth of one request: how often a looped model's core runs for it.
+//! Depth of one request: how often a looped model's core runs for it, and how far it looks back.
 //!
-//! Pure. `adaptive` lets tokens leave the loop early by a rule of the model. `loops` asks for a depth (the model name `model@4` does the same), `min_loops` says how far
-//! the scheduler may lower it to meet a latency objective. Ordinary models run one loop. What is not
-//! here: who lowers it (`scheduler/admission`), what a loop is (`model/plan`), the rules (`model/exit`).
+//! Pure. `loops` asks for a depth (the model name `model@4` does the same), `min_loops` says how far
+//! the scheduler may lower it to meet a latency objective. Ordinary models run one loop. `adaptive`
+//! lets tokens leave the loop early by a rule of the model. `cache_window` bounds attention, and the
+//! KV held, to the last tokens and a registered prefix. What is not here: who lowers the depth
+//! (`scheduler/admission`), what a loop is (`model/plan`), the rules (`model/exit`), pages
+//! (`engine/kv`).
 
 use super::fields::Fields;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::model::ExitRules;
-use crate::pool::{LoopRange, ModelMeta};
+use crate::pool::{LoopRange, ModelMeta, WindowRange};
 use crate::request::{AdaptiveExit, ExitRule, GenerationRequest};
 
 /// What a request says about its depth, checked against its model.
@@ -19,10 +22,12 @@ pub struct Depth {
     pub min_loops: Option<u32>,
     /// Leave the loop early; None = never.
     pub adaptive: Option<AdaptiveExit>,
+    /// Sliding attention window in tokens; 0 = full attention.
+    pub cache_window: u32,
 }
 
 impl Depth {
-    /// Reads `loops` and `min_loops`. `from_name`: the depth that the model name ends in.
+    /// Reads `loops`, `min_loops` and `cache_window`. `from_name`: the depth that the model name ends in.
     ///
     /// # Errors
     /// Out of the model's range, two different depths, or a minimum above what is asked.
@@ -51,6 +56,7 @@ impl Depth {
             loops: asked,
             min_loops,
             adaptive: adaptive(fields, model.exit_rules)?,
+            cache_window: cache_window(fields, model.windows)?,
         })
     }
 
@@ -58,6 +64,7 @@ impl Depth {
     pub fn apply(self, request: &mut GenerationRequest) {
         request.loops = self.loops;
         request.min_loops = self.min_loops;
+        request.cache_window = self.cache_window;
         request.adaptive = self.adaptive;
     }
 }
@@ -97,6 +104,21 @@ fn adaptive(fields: &Fields<'_>, known: ExitRules) -> Result<Option<AdaptiveExit
         None => Ok(Some(exit)),
         Some(why) => Err(ApiError::invalid("adaptive", why)),
     }
+}
+
+fn cache_window(fields: &Fields<'_>, range: WindowRange) -> Result<u32, ApiError> {
+    let window = fields.count("cache_window", 0)?.unwrap_or(range.default);
+    if window <= range.max {
+        return Ok(window);
+    }
+    let text = match range.max {
+        0 => format!("'cache_window' is {window}; this model has no attention windows"),
+        max => format!(
+            "'cache_window' is {window}; 0 is full attention, a window has 1 to {max} tokens (the \
+             context length)"
+        ),
+    };
+    Err(ApiError::invalid("cache_window", text))
 }
 
 fn loops(fields: &Fields<'_>, name: &str, range: LoopRange) -> Result<Option<u32>, ApiError> {
@@ -206,6 +228,46 @@ mod tests {
                     assert!(error.message.contains(words), "{body}: {}", error.message);
                 }
                 (found, _) => panic!("{body}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn windows_have_a_default_and_a_range() {
+        let windows = WindowRange {
+            default: 50,
+            max: 64,
+        };
+        let meta = |windows| ModelMeta {
+            windows,
+            ..ModelMeta::default()
+        };
+        for (body, windows, expected) in [
+            (json!({}), windows, Ok(50)),
+            (json!({"cache_window": null}), windows, Ok(50)),
+            (json!({"cache_window": 0}), windows, Ok(0)),
+            (json!({"cache_window": 64}), windows, Ok(64)),
+            (json!({"cache_window": 65}), windows, Err("1 to 64 tokens")),
+            (json!({"cache_window": -1}), windows, Err("cache_window")),
+            (json!({"cache_window": "9"}), windows, Err("cache_window")),
+            (json!({"cache_window": 0}), WindowRange::default(), Ok(0)),
+            (
+                json!({"cache_window": 1}),
+                WindowRange::default(),
+                Err("no attention windows"),
+            ),
+        ] {
+            let map = body.as_object().expect("an object");
+            match (
+                Depth::parse(&Fields::new(map), None, &meta(windows)),
+                expected,
+            ) {
+                (Ok(found), Ok(expected)) => assert_eq!(found.cache_window, expected, "{body}"),
+                (Err(error), Err(words)) => {
+                    assert_eq!(error.param.as_deref(), Some("cache_window"), "{body}");
+                    assert!(error.message.contains(words), "{body}: {}", error.message);
+                }
+                (found, expected) => panic!("{body}: {found:?}, not {expected:?}"),
             }
         }
     }

@@ -299,7 +299,6 @@ const REFUSALS: &[Refusal] = &[
         never,
         "use 'echo' with 'logprobs' on /v1/completions, or mode \"score\" of /v1/native/generate",
     ),
-    ("cache_window", is_off, "attention windows are not built"),
     ("return_token_ids", is_off, "token ids are not returned"),
     ("lora", is_empty, "adapters are not built"),
     (
