@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load exit-table clean
+.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load exit-table bench-depth load-depth clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -53,6 +53,12 @@ load: build model ## wrk and streaming clients against a running server
 
 exit-table: build ## early exit of a looped MODEL: speed and perplexity on TEXT against thresholds (RULE=.. THRESHOLDS=..)
 	python3 tests/scripts/exit_table.py $(BIN) $(MODEL) $(TEXT) $(RULE) $(THRESHOLDS)
+
+bench-depth: build ## batching over requests of different depth: DEPTH_MODEL=.. or a random model of 70M parameters
+	$(BIN) bench-depth $(if $(DEPTH_MODEL),--model $(DEPTH_MODEL)) $(ARGS)
+
+load-depth: build ## overload with an objective: fewer loops against refusals, table and target/load-depth.png
+	tests/scripts/load_depth.sh $(BIN) $(DEPTH_MODEL) $(ARGS)
 
 clean: ## remove everything that was built or fetched
 	cargo clean

@@ -6,6 +6,7 @@
 //! does (`server`), what the settings mean (`config`).
 
 pub mod bench;
+pub mod bench_depth;
 pub mod bench_http;
 mod engine_link;
 pub mod exit_args;
@@ -49,6 +50,10 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     /// Measure prompt processing and token generation.
     Bench(bench::BenchArgs),
+    /// Measure what batching over requests of different depth gives.
+    BenchDepth(Box<bench_depth::BenchDepthArgs>),
+    /// Measure what granting fewer loops gives an overloaded server.
+    LoadDepth(Box<bench_depth::slo::LoadDepthArgs>),
     /// Put streaming load on a running server and check every event.
     BenchHttp(bench_http::BenchHttpArgs),
     /// Perplexity and per-token log-probabilities of a text file.
@@ -73,6 +78,8 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         Command::Serve(args) => serve::run(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::BenchDepth(args) => bench_depth::run(args),
+        Command::LoadDepth(args) => bench_depth::slo::run(args),
         Command::BenchHttp(args) => bench_http::run(args),
         Command::Score(args) => score::run(args),
         Command::Quantize(args) => quantize::run(args),

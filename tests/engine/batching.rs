@@ -2,6 +2,8 @@
 
 use crate::support::*;
 use tinyloop::config::EngineConfig;
+use tinyloop::engine::Engine;
+use tinyloop::engine::batch::BatchPolicy;
 use tinyloop::request::*;
 
 #[test]
@@ -111,5 +113,100 @@ fn sequences_of_different_depth_share_passes() {
     drain(&mut engine);
     for (request, outcome) in outcomes {
         assert_eq!(*outcome.lock(), alone(shape, &request));
+    }
+}
+
+/// Steps until a request has its first token.
+fn steps_to_first_token(engine: &mut Engine, request: &GenerationRequest) -> u32 {
+    let outcome = submit(engine, request);
+    let mut n_steps = 0;
+    while outcome.lock().tokens.is_empty() {
+        step(engine);
+        n_steps += 1;
+        assert!(n_steps < 1000, "no token");
+    }
+    n_steps
+}
+
+#[test]
+fn a_short_request_beside_a_deep_long_prompt_loses_at_most_two_quanta() {
+    let deep = |tokens, loops, max_tokens| {
+        let mut request = greedy(tokens, max_tokens);
+        request.loops = Some(loops);
+        request
+    };
+    for shape in [Some((1, 2, 1)), Some((0, 2, 0)), Some((2, 1, 0))] {
+        let config = EngineConfig {
+            prefill_rows_beside_decode: 16,
+            ..config()
+        };
+        let short = deep(prompt(3, 6), 1, 1);
+        let long = deep(prompt(2, 150), 4, 1);
+        let idle = steps_to_first_token(&mut engine_of(shape, config.clone()), &short);
+        let mut engine = engine_of(shape, config.clone());
+        let n_long = steps_to_first_token(&mut engine, &long);
+        assert!(n_long > 40, "too short to come in between");
+        for n_before in 1..n_long - 8 {
+            let mut engine = engine_of(shape, config.clone());
+            let outcome = submit(&mut engine, &long);
+            for _ in 0..n_before {
+                step(&mut engine);
+            }
+            let busy = steps_to_first_token(&mut engine, &short);
+            assert!(
+                busy <= idle + 2,
+                "{shape:?}: {busy} at {n_before}, {idle} alone"
+            );
+            assert!(outcome.lock().tokens.is_empty());
+        }
+    }
+}
+
+#[test]
+fn prompt_rows_are_bounded_beside_a_generation() {
+    for (shape, n_passes) in [(None, 1), (Some((1, 2, 1)), 4)] {
+        let mut engine = engine_of(
+            shape,
+            EngineConfig {
+                prefill_rows_beside_decode: 8,
+                ..config()
+            },
+        );
+        let running = submit(&mut engine, &greedy(prompt(1, 8), 100));
+        for _ in 0..n_passes + 1 {
+            step(&mut engine);
+        }
+        let long = submit(&mut engine, &greedy(prompt(2, 150), 2));
+        while long.lock().tokens.is_empty() {
+            step(&mut engine);
+            let n_rows = engine.stats().snapshot().batch_rows;
+            assert!(n_rows <= 9, "{n_rows} rows");
+            assert!(!running.lock().has_ended());
+        }
+    }
+}
+
+#[test]
+fn every_way_of_batching_gives_the_tokens_of_the_request_alone() {
+    let shape = Some((1, 2, 1));
+    for policy in [BatchPolicy::DepthWise, BatchPolicy::DepthTurns] {
+        let mut engine = engine_of(shape, config());
+        engine.set_batch_policy(policy);
+        let mut running = Vec::new();
+        // Arrivals at odd moments, of every depth.
+        for index in 0..10_u32 {
+            let mut request = seeded(prompt(index, 3 + index as usize * 5), 9, u64::from(index));
+            request.loops = Some(1 + index % 4);
+            let outcome = submit(&mut engine, &request);
+            running.push((request, outcome));
+            for _ in 0..index * 3 % 7 {
+                step(&mut engine);
+            }
+        }
+        drain(&mut engine);
+        for (request, outcome) in running {
+            let outcome = outcome.lock().clone().without_cache_count();
+            assert_eq!(outcome, alone(shape, &request), "{policy:?}");
+        }
     }
 }
