@@ -172,7 +172,9 @@ fn prompt_rows_are_bounded_beside_a_generation() {
                 ..config()
             },
         );
-        let running = submit(&mut engine, &greedy(prompt(1, 8), 100));
+        let mut endless = greedy(prompt(1, 8), 100);
+        endless.stop.ignore_eos = true;
+        let running = submit(&mut engine, &endless);
         for _ in 0..n_passes + 1 {
             step(&mut engine);
         }
