@@ -1,7 +1,7 @@
 //! What the parts of a quantum cost: a running estimate of `time = pass + row * n_rows` for each.
 //!
 //! Pure values, fed by the engine thread after every pass. Least squares over samples whose weight
-//! falls by [`FORGETTING`] with every further one, so that an estimate follows a machine that gets
+//! falls by `FORGETTING` with every further one, so that an estimate follows a machine that gets
 //! slower or contexts that grow, and one disturbed pass is forgotten after some hundred. Neither part
 //! may be negative: a line that would be is drawn through the origin, or flat. While all samples have
 //! the same number of rows the two can't be told apart and everything counts as time per pass.

@@ -64,10 +64,6 @@ pub(crate) enum Ending {
 
 /// What travels to the waiter: events, then one end.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "few letters lie in a mailbox at once; a box for the end costs an allocation a request"
-)]
 pub(crate) enum Delivery {
     /// A token, a text, prompt log-probabilities.
     Event(GenerationEvent),
