@@ -6,8 +6,7 @@ DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
 PORT  ?= 8080
 TEXT  ?= tests/data/perplexity_text.txt
-RULE  ?= latent
-THRESHOLDS ?= 0.3,0.2,0.1,0.05,0.02,0.01
+EXITS ?= latent:0.2,latent:0.1,latent:0.05,latent:0.02,kl:0.1,kl:0.01
 BIN   := target/release/tinyloop
 
 help: ## this list
@@ -51,8 +50,8 @@ bench: build model ## speed of this build, then ratios against llama-server in t
 load: build model ## wrk and streaming clients against a running server
 	tests/scripts/load.sh $(BIN) $(MODEL)
 
-exit-table: build ## early exit of a looped MODEL: speed and perplexity on TEXT against thresholds (RULE=.. THRESHOLDS=..)
-	python3 tests/scripts/exit_table.py $(BIN) $(MODEL) $(TEXT) $(RULE) $(THRESHOLDS)
+exit-table: build ## early exit of a looped MODEL: speed and perplexity on TEXT against thresholds (EXITS=..)
+	python3 tests/scripts/exit_table.py $(BIN) $(MODEL) $(TEXT) $(EXITS)
 
 bench-depth: build ## batching over requests of different depth: DEPTH_MODEL=.. or a random model of 70M parameters
 	$(BIN) bench-depth $(if $(DEPTH_MODEL),--model $(DEPTH_MODEL)) $(ARGS)

@@ -3,19 +3,24 @@
 use crate::support::request;
 use std::path::Path;
 use std::sync::Arc;
-use tinyloop::config::{EngineConfig, ExecutorConfig};
-use tinyloop::request::{GenerationRequest, TokenId};
+use tinyloop::config::{EngineConfig, ExecutorConfig, LoopsConfig};
+use tinyloop::request::{AdaptiveExit, ExitRule, GenerationRequest, TokenId};
 use tinyloop::runtime::Runtime;
 use tinyloop::runtime::native::{BackendKind, NativeRuntime};
 use tinyloop::scheduler::{Executor, SubmitOptions, TokenStream};
 
 /// One slot on a committed model.
 fn executor(model: &str, config: ExecutorConfig) -> Executor {
+    executor_with(model, LoopsConfig::default(), config)
+}
+
+fn executor_with(model: &str, loops: LoopsConfig, config: ExecutorConfig) -> Executor {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models");
     let engine = EngineConfig {
         context_length: Some(128),
         max_sequences: 1,
         threads: Some(1),
+        loops,
         ..EngineConfig::default()
     };
     let kind = BackendKind::Reference;
@@ -73,4 +78,62 @@ fn a_preempted_answer_has_the_tokens_of_an_undisturbed_one() {
         }
     }
     panic!("nobody was preempted");
+}
+
+/// The value of a family with one series.
+fn count(executor: &Executor, family: &str) -> u64 {
+    let text = executor.metrics_text("");
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(&format!("{family}{{")));
+    let value = line.and_then(|line| line.rsplit_once(' '));
+    value
+        .expect("the family is there")
+        .1
+        .parse()
+        .expect("a count")
+}
+
+#[test]
+fn loops_run_and_loops_saved_are_counted() {
+    let loops = LoopsConfig {
+        layers: Some([0, 1]),
+        default: Some(3),
+        max: Some(3),
+    };
+    let executor = executor_with("tiny_llama.gguf", loops, ExecutorConfig::default());
+    let mut asked = sampled(8);
+    let n_rows = asked.prompt.len() as u64 + 7;
+    let run = |asked: &GenerationRequest| {
+        let ticket = executor.submit(asked.clone(), SubmitOptions::default());
+        let usage = ticket
+            .expect("room")
+            .wait()
+            .expect("an answer")
+            .outcome
+            .usage;
+        assert_eq!((usage.loops, usage.loop_rows), (3, n_rows));
+        usage.loop_iterations
+    };
+    asked.reuse_prefix = false;
+    assert_eq!(run(&asked), 3 * n_rows);
+    assert_eq!(
+        count(&executor, "tinyloop_loop_iterations_total"),
+        3 * n_rows
+    );
+    assert_eq!(count(&executor, "tinyloop_loop_iterations_saved_total"), 0);
+    // The second loop is the first that can be compared with one before it; it is then enough.
+    asked.adaptive = Some(AdaptiveExit {
+        rule: ExitRule::Latent,
+        threshold: f32::MAX,
+    });
+    assert_eq!(run(&asked), 2 * n_rows);
+    assert_eq!(
+        count(&executor, "tinyloop_loop_iterations_total"),
+        5 * n_rows
+    );
+    assert_eq!(
+        count(&executor, "tinyloop_loop_iterations_saved_total"),
+        n_rows
+    );
 }
