@@ -5,7 +5,7 @@
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
 PORT  ?= 8080
-TEXT  ?= tests/data/perplexity_text.txt
+TEXT  ?= tests/data/held_out_excerpt.txt
 EXITS ?= latent:0.2,latent:0.1,latent:0.05,latent:0.02,kl:0.1,kl:0.01
 BIN   := target/release/tinyloop
 
@@ -50,8 +50,8 @@ bench: build model ## speed of this build, then ratios against llama-server in t
 load: build model ## wrk and streaming clients against a running server
 	tests/scripts/load.sh $(BIN) $(MODEL)
 
-exit-table: build ## early exit of a looped MODEL: speed and perplexity on TEXT against thresholds (EXITS=..)
-	python3 tests/scripts/exit_table.py $(BIN) $(MODEL) $(TEXT) $(EXITS)
+exit-table: build ## early exit of the built-in or a looped MODEL: speed and perplexity on TEXT against EXITS=..
+	python3 tests/scripts/exit_table.py $(BIN) $(if $(filter $(DEMO),$(MODEL)),builtin,$(MODEL)) $(TEXT) $(EXITS)
 
 bench-depth: build ## batching over requests of different depth: DEPTH_MODEL=.. or a random model of 70M parameters
 	$(BIN) bench-depth $(if $(DEPTH_MODEL),--model $(DEPTH_MODEL)) $(ARGS)
