@@ -1,8 +1,12 @@
-//! The model inside the program: the engine computes what PyTorch computes of the same weights
-//! (`training/reference.py`, from the committed file).
+//! The model inside the program: the engine computes what PyTorch computes of the same weights, and
+//! the committed held-out text shows what the README claims of its depths.
+//!
+//! The text is the start of what `training/prepare.py` held out; neither tokenizer nor training saw
+//! it. Logits: `training/reference.py`, from the committed file.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use tinyloop::backend::Backend;
 use tinyloop::backend::reference::ReferenceBackend;
 use tinyloop::config::BUILTIN_MODEL;
@@ -71,4 +75,32 @@ fn the_engine_computes_what_pytorch_computes() {
         let found = difference(&mut cpu_paths::cpu(path, 2), 64);
         assert!(found < 0.02, "{path:?}: off by {found}");
     }
+}
+
+/// Perplexity of the held-out text as `tinyloop score` prints it.
+fn perplexity(loops: u32) -> f64 {
+    let output = Command::new(env!("CARGO_BIN_EXE_tinyloop"))
+        .args(["score", "--window", "256", "--json", "--loops"])
+        .arg(loops.to_string())
+        .arg(data("held_out_excerpt.txt"))
+        .stdin(Stdio::null())
+        .output()
+        .expect("the binary starts");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    report["perplexity"].as_f64().expect("a number")
+}
+
+#[test]
+fn looping_lowers_perplexity_and_deeper_loops_keep_it() {
+    let [once, four, twelve] = [1, 4, 12].map(perplexity);
+    assert!(
+        four < 0.9 * once,
+        "four loops: {four}, one loop: {once}: less than 10 % better"
+    );
+    assert!(
+        twelve < 1.01 * four,
+        "twelve loops: {twelve}, four loops: {four}: deeper loops lose it"
+    );
 }
