@@ -2,8 +2,9 @@
 //!
 //! Reading order: `data_plane` (a request's way to its route), `router`, `exchange` (one request
 //! and its answer), `errors` (the one table from error to status), `openai/` (chat, completions,
-//! models), `native/` (prefixes), `isolation` (who reuses whose prompts), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel), `auth`, `cors`, `access_log`, `management`,
-//! `state` (what both planes know), `wire/` (connections).
+//! models), `native/` (generate and score, tokenize, prefixes), `isolation` (who reuses whose
+//! prompts), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel),
+//! `auth`, `cors`, `access_log`, `management`, `state` (what both planes know), `wire/` (connections).
 //!
 //! Everything here runs on HTTP workers (`wire` has its poll thread, `management` its own two
 //! threads). HTTP sees `pool` handles, never an engine. What is not here: scheduling, models.

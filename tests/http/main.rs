@@ -14,6 +14,7 @@ mod fake;
 mod loading;
 mod native;
 mod native_real;
+mod native_tokens;
 mod prefixes;
 mod real_engine;
 mod shapes;

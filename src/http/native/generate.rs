@@ -14,6 +14,7 @@ use crate::http::openai::answer::{AskedLoops, UsageCounts, UsageSum, finish_text
 use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, parse_object};
 use crate::http::openai::generate::{Call, cancelled, preflight};
+use crate::http::openai::logprobs::LOGPROB_MIN;
 use crate::http::openai::prompt::tokenizer_of;
 use crate::http::openai::sampling::check_context;
 use crate::http::sse;
@@ -275,7 +276,8 @@ fn score(
     exchange.json(&Score {
         frame: teller.frame.clone(),
         perplexity,
-        mean_logprob: crate::http::openai::logprobs::finite(mean_logprob as f32),
+        // JSON has no infinities.
+        mean_logprob: mean_logprob.max(LOGPROB_MIN),
         n_scored: counted.len(),
         logprobs,
         usage: teller.usage(outcome.usage),
