@@ -53,11 +53,12 @@ load: build model ## wrk and streaming clients against a running server
 exit-table: build ## early exit of the built-in or a looped MODEL: speed and perplexity on TEXT against EXITS=..
 	python3 tests/scripts/exit_table.py $(BIN) $(if $(filter $(DEMO),$(MODEL)),builtin,$(MODEL)) $(TEXT) $(EXITS)
 
-bench-depth: build ## batching over requests of different depth: DEPTH_MODEL=.. or a random model of 70M parameters
-	$(BIN) bench-depth $(if $(DEPTH_MODEL),--model $(DEPTH_MODEL)) $(ARGS)
+bench-depth: build ## batching over requests of different depth, on the built-in and on a larger random model (ARGS=..)
+	$(BIN) bench-depth --model builtin $(ARGS)
+	$(BIN) bench-depth --requests 48 $(ARGS)
 
-load-depth: build ## overload with an objective: fewer loops against refusals, table and target/load-depth.png
-	tests/scripts/load_depth.sh $(BIN) $(DEPTH_MODEL) $(ARGS)
+load-depth: build ## overload with an objective: fewer loops against refusals, as a table and target/load-depth.png (ARGS=..)
+	tests/scripts/load_depth.sh $(BIN) builtin $(ARGS)
 
 clean: ## remove everything that was built or fetched
 	cargo clean

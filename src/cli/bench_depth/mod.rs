@@ -230,7 +230,7 @@ impl<'a> Bench<'a> {
         };
         let mut config = EngineConfig {
             context_length: Some(room.context.min(self.context_length)),
-            max_sequences: self.args.slots + 1,
+            max_sequences: self.args.slots.max(8) + 1,
             kv_tokens: Some(room.kv_tokens.max(u64::from(room.context))),
             threads,
             prefix_cache: false,
