@@ -1,0 +1,100 @@
+//! Files on a disk: the demo model, its pages in memory, and what is no regular file.
+
+use std::path::PathBuf;
+use tinyloop::dtype::DType;
+use tinyloop::format::ModelFile;
+
+fn demo_model() -> PathBuf {
+    let path = std::env::var_os("TINYLOOP_DEMO_MODEL").map_or_else(
+        || {
+            let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+            root.join("target/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+        },
+        PathBuf::from,
+    );
+    assert!(
+        path.is_file(),
+        "{} is missing: run `make model` first",
+        path.display()
+    );
+    path
+}
+
+/// Bytes of mapped files that are resident in this process.
+fn resident_file_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("RssFile:")).unwrap();
+    let kilobytes: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kilobytes * 1024
+}
+
+#[test]
+fn the_demo_model_has_its_known_content() {
+    let file = ModelFile::open_gguf(&demo_model()).unwrap();
+    assert_eq!(file.container(), "GGUF v3");
+    assert_eq!(file.file_len(), 98_362_432);
+    assert_eq!(file.metadata().len(), 33);
+    assert_eq!(file.tensors().len(), 272);
+    assert_eq!(file.str("general.architecture").unwrap(), "llama");
+    assert_eq!(file.u32("llama.block_count").unwrap(), 30);
+    assert_eq!(file.u32("llama.attention.head_count_kv").unwrap(), 3);
+    assert_eq!(file.f32("llama.rope.freq_base").unwrap(), 100_000.0);
+    let key = "llama.attention.layer_norm_rms_epsilon";
+    assert_eq!(file.f32(key).unwrap(), 1.0e-5);
+    let key = "tokenizer.ggml.add_bos_token";
+    assert_eq!(file.optional_bool(key).unwrap(), Some(false));
+    let n_strings = |key| file.optional_strings(key).unwrap().unwrap().len();
+    assert_eq!(n_strings("tokenizer.ggml.tokens"), 49_152);
+    assert_eq!(n_strings("tokenizer.ggml.merges"), 48_900);
+    let key = "tokenizer.ggml.token_type";
+    let kinds = file.optional_ints(key).unwrap().unwrap();
+    assert_eq!(kinds.iter().filter(|kind| **kind == 3).count(), 17);
+    let total = |dtype| {
+        let of_type = file.tensors().iter().filter(|info| info.dtype == dtype);
+        let bytes = of_type.clone().map(|info| info.file_range.len()).sum();
+        (of_type.count(), bytes)
+    };
+    assert_eq!(total(DType::Q4_1), (210, 66_355_200_usize));
+    assert_eq!(total(DType::F32), (61, 140_544));
+    assert_eq!(total(DType::Q8_0), (1, 30_081_024));
+    assert_eq!(
+        file.tensors().iter().map(|i| i.file_range.start).min(),
+        Some(1_785_664)
+    );
+    let embedding = file.data("token_embd.weight").unwrap();
+    assert_eq!((embedding.n_out, embedding.n_in), (49_152, 576));
+    assert_eq!(file.vector("output_norm.weight").unwrap().len(), 576);
+}
+
+#[test]
+fn a_tensor_that_is_done_leaves_memory_and_stays_readable() {
+    const NAME: &str = "token_embd.weight";
+    const N_BYTES: u64 = 30_081_024;
+    let file = ModelFile::open_gguf(&demo_model()).unwrap();
+    let sum = |bytes: &[u8]| bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+    let bytes = file.data(NAME).unwrap().bytes;
+    let before = sum(bytes);
+    let resident = resident_file_bytes();
+    assert!(resident >= N_BYTES, "{resident} bytes while in use");
+    file.advise_done(NAME);
+    file.advise_done("no such tensor");
+    // Other tests touch far less of files meanwhile.
+    let released = resident.saturating_sub(resident_file_bytes());
+    assert!(released > N_BYTES * 3 / 4, "{released} bytes released");
+    assert_eq!(sum(bytes), before);
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    for (path, word) in [
+        (root.clone(), "not a regular file"),
+        (PathBuf::from("/dev/null"), "not a regular file"),
+        (root.join("no-such-model.gguf"), "No such file"),
+        (root.join("Cargo.toml"), "not a GGUF file"),
+    ] {
+        let text = ModelFile::open_gguf(&path).unwrap_err().to_string();
+        assert!(text.starts_with(&path.display().to_string()), "{text}");
+        assert!(text.contains(word), "{text}");
+    }
+}
