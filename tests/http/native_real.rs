@@ -286,3 +286,21 @@ fn tokens_leave_the_loop_early_by_a_rule_that_the_model_knows() {
         }
     }
 }
+
+#[test]
+fn a_score_looks_back_as_far_as_its_window() {
+    let server = start();
+    let full = perplexity(&server, &json!({}));
+    let narrow = perplexity(&server, &json!({"cache_window": 4}));
+    assert_ne!(narrow, full);
+    assert_eq!(perplexity(&server, &json!({"cache_window": 512})), full);
+    let body = json!({"prompt": TEXT, "cache_window": 100_000});
+    let answer = server.client().post(GENERATE, &body);
+    let error = answer.json()["error"].clone();
+    assert_eq!(
+        (answer.status, &error["param"]),
+        (400, &json!("cache_window"))
+    );
+    let message = error["message"].as_str().expect("a message");
+    assert!(message.contains("1 to 1024"), "{message}");
+}
