@@ -62,4 +62,5 @@ def main():
         row("never looped", losses(load(args.dir / "baseline.pt"), windows, (1,))[0][1], "")
 
 
-main()
+if __name__ == "__main__":
+    main()
