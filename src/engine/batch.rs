@@ -13,9 +13,9 @@
 //! **How long a quantum takes** grows with its rows, and every generation waits for it. So the rows of
 //! chunks that are under way at once are bounded by `chunk_rows_max` while anybody generates. Where
 //! rows rest over several passes (below) the bound always holds, because a chunk stays in every pass
-//! of its L loops and whoever comes meanwhile has to run beside it; and a prompt that does not fit
-//! takes half of the rest even when nobody waits behind it, so that a short prompt which comes while
-//! a long one loops enters at once and whole.
+//! of its L loops and whoever comes meanwhile has to run beside it; and a prompt takes half of the rest
+//! even when nobody waits behind it, three quarters if that is all of it, so that a short prompt which
+//! comes while a long one loops enters at once and whole.
 //!
 //! **Segments.** The rows that a sequence entered together are its *flight*; they rest in slots
 //! between passes and move on together. A sequence enters its next rows when its flight has
@@ -300,10 +300,12 @@ impl<'a> Entry<'a> {
         for (index, candidate) in self.ready().filter(|each| !is_single(each)) {
             n_behind -= 1;
             let rest = self.n_rows.min(self.n_chunk_rows);
-            let leaves_room = self.has_stages && candidate.n_missing > rest;
+            let half = rest.div_ceil(2);
             let share = match n_behind {
-                0 if !leaves_room => rest,
-                _ => rest.div_ceil(2),
+                // Three quarters where that ends the prompt: what is left is for those who come.
+                _ if self.has_stages && candidate.n_missing <= rest - rest / 4 => rest,
+                0 if !self.has_stages => rest,
+                _ => half,
             };
             if share > 0
                 && let Some(victim) = self.serve(index, share, quantum)
@@ -357,9 +359,12 @@ impl<'a> Entry<'a> {
         None
     }
 
-    /// Extends the chunks in the order of arrival while rows are left; one that would loop with
-    /// the rest only as far as that ends its prompt.
+    /// Extends the chunks in the order of arrival while rows are left, unless they would loop with
+    /// them.
     fn use_the_rest(&mut self, quantum: &mut Quantum) {
+        if self.has_stages {
+            return;
+        }
         for grant in &mut quantum.grants {
             let candidate = &self.candidates[grant.candidate];
             let missing = candidate.n_missing - grant.n_rows;
@@ -368,9 +373,6 @@ impl<'a> Entry<'a> {
                 n_more = n_more.min(self.n_scored_rows);
             }
             n_more = n_more.min(self.rows_in_pages(candidate, grant.n_rows));
-            if self.has_stages && n_more < missing {
-                continue;
-            }
             self.take(candidate, grant.n_rows, n_more);
             grant.n_rows += n_more;
         }

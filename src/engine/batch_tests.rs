@@ -218,7 +218,12 @@ fn a_short_prompt_enters_whole_while_a_long_one_loops() {
     assert_eq!(grants, Ok(vec![(0, 8), (1, 6)]));
     // Another long one gets half of what is left, and the bound holds over all.
     let grants = planned(&[looping, candidate(6), candidate(50)], &supply);
-    assert_eq!(grants, Ok(vec![(0, 8), (1, 6), (2, 2)]));
+    assert_eq!(grants, Ok(vec![(0, 8), (1, 6), (2, 1)]));
+    // The end of a long prompt leaves room as well.
+    assert_eq!(planned(&[candidate(12)], &supply), Ok(vec![(0, 12)]));
+    assert_eq!(planned(&[candidate(13)], &supply), Ok(vec![(0, 8)]));
+    let grants = planned(&[flying(12, Segment::Core), candidate(3)], &supply);
+    assert_eq!(grants, Ok(vec![(0, 12), (1, 3)]));
     let grants = planned(&[looping, looping, candidate(50)], &supply);
     assert_eq!(grants, Ok(vec![(0, 8), (1, 8)]));
     // Generations always find a slot.

@@ -204,7 +204,7 @@ impl<'a> Server<'a> {
         );
         let executor = ExecutorConfig {
             // The objective alone shall refuse.
-            max_queue_depth: args.requests,
+            max_queue_depth: args.requests + args.slots as usize * 6,
             ..ExecutorConfig::default()
         };
         let executor = Executor::new(vec![Arc::new(runtime)], executor);
