@@ -55,7 +55,7 @@ exit-table: build ## early exit of the built-in or a looped MODEL: speed and per
 
 bench-depth: build ## batching over requests of different depth, on the built-in and on a larger random model (ARGS=..)
 	$(BIN) bench-depth --model builtin $(ARGS)
-	$(BIN) bench-depth --requests 48 $(ARGS)
+	$(BIN) bench-depth $(or $(ARGS),--requests 48 --seeds 1)
 
 load-depth: build ## overload with an objective: fewer loops against refusals, as a table and target/load-depth.png (ARGS=..)
 	tests/scripts/load_depth.sh $(BIN) builtin $(ARGS)

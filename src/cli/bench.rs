@@ -13,6 +13,7 @@ use super::model_args::ModelArgs;
 use super::output::Output;
 use crate::config::{BUILTIN_MODEL, EngineConfig};
 use crate::error::Error;
+use crate::model::{self, ModelSpec};
 use crate::request::{GenerationEvent, GenerationRequest, SamplingParams, TokenId, random_u64};
 use crate::runtime::Runtime;
 use crate::runtime::native::{BackendKind, NativeRuntime};
@@ -27,9 +28,10 @@ pub struct BenchArgs {
     /// Model: a GGUF file, a directory in Hugging Face layout, or "builtin".
     #[arg(short, long, value_name = "FILE", default_value = BUILTIN_MODEL)]
     pub model: PathBuf,
-    /// Prompt tokens per sequence in the prompt-processing test; 0 leaves the test out.
-    #[arg(short = 'p', long, value_name = "TOKENS", default_value_t = 512)]
-    pub n_prompt: u32,
+    /// Prompt tokens per sequence in the prompt-processing test; 0 leaves the test out [default: 512,
+    /// or what the model's context allows].
+    #[arg(short = 'p', long, value_name = "TOKENS")]
+    pub n_prompt: Option<u32>,
     /// Tokens to generate per sequence in the generation test; 0 leaves the test out.
     #[arg(short = 'n', long, value_name = "TOKENS", default_value_t = 128)]
     pub n_generate: u32,
@@ -117,6 +119,18 @@ impl StepTimes {
 }
 
 /// Everything that `--json` prints.
+/// Tokens of a prompt that is as long as asked, or as the model allows where nobody asked.
+fn n_prompt(args: &BenchArgs) -> Result<u32, Error> {
+    if let Some(n_prompt) = args.n_prompt {
+        return Ok(n_prompt);
+    }
+    let failed = |error: &dyn std::fmt::Display| Error::other("bench", error);
+    let file = model::open(&args.model).map_err(|error| failed(&error))?;
+    let spec = ModelSpec::from_gguf(&file).map_err(|error| failed(&error))?;
+    let room = spec.context_length.saturating_sub(args.depth);
+    Ok(room.saturating_sub(2).min(512))
+}
+
 #[derive(Clone, Debug, Serialize)]
 struct Report {
     model: String,
@@ -134,7 +148,13 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
             "--repetitions and --parallel start at 1".to_owned(),
         ));
     }
-    let per_sequence = args.depth + args.n_prompt.max(args.n_generate) + 2;
+    let n_prompt = n_prompt(args)?;
+    let per_sequence = args
+        .depth
+        .checked_add(n_prompt.max(args.n_generate))
+        .and_then(|n_tokens| n_tokens.checked_add(2 + 32))
+        .ok_or_else(|| Error::Usage("--depth, -p and -n are too long together".to_owned()))?
+        - 32;
     let mut config = EngineConfig {
         context_length: Some(per_sequence),
         max_sequences: most,
@@ -149,9 +169,11 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
     let load_seconds = start.elapsed().as_secs_f64();
     let requests = Requests::new(&runtime, args)?;
     let mut results = Vec::new();
-    if args.n_prompt > 0 {
-        let name = format!("pp{}", args.n_prompt);
-        results.push(measure(&runtime, args, name, 1, || prompt_rate(&requests))?);
+    if n_prompt > 0 {
+        let name = format!("pp{n_prompt}");
+        results.push(measure(&runtime, args, name, 1, || {
+            prompt_rate(&requests, n_prompt)
+        })?);
     }
     if args.n_generate > 0 {
         for &parallel in &args.parallel {
@@ -246,7 +268,7 @@ impl<'a> Requests<'a> {
 
 /// Prompt tokens per second up to the first generated token. With `--depth` the prompt is longer
 /// by that much and the time of a prompt of `depth` tokens is taken off.
-fn prompt_rate(requests: &Requests<'_>) -> Result<f64, Error> {
+fn prompt_rate(requests: &Requests<'_>, n_prompt: u32) -> Result<f64, Error> {
     let args = requests.args;
     let timed = |n_prompt: u32| -> Result<Duration, Error> {
         let start = Instant::now();
@@ -259,8 +281,8 @@ fn prompt_rate(requests: &Requests<'_>) -> Result<f64, Error> {
     } else {
         Duration::ZERO
     };
-    let whole = timed(args.depth + args.n_prompt)?;
-    Ok(f64::from(args.n_prompt) / whole.saturating_sub(before).as_secs_f64().max(1e-9))
+    let whole = timed(args.depth + n_prompt)?;
+    Ok(f64::from(n_prompt) / whole.saturating_sub(before).as_secs_f64().max(1e-9))
 }
 
 /// Generated tokens per second over all sequences, from the moment when the last of them has its

@@ -94,7 +94,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Error> {
     let text = std::fs::read_to_string(&args.text)
         .map_err(|error| Error::other(&args.text.display().to_string(), error))?;
     let mut config = EngineConfig {
-        context_length: Some(args.window + 1),
+        context_length: Some(args.window),
         max_sequences: 1,
         kv_tokens: Some(u64::from(args.window) + 32),
         threads: args.threads,

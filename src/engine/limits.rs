@@ -68,6 +68,13 @@ impl EngineLimits {
             );
         }
         let context_length = context_length(config, spec)?;
+        if config.cache_window > context_length {
+            return refuse(format!(
+                "cache_window is {}, more than the context of {context_length} tokens; 0 is full \
+                 attention",
+                config.cache_window
+            ));
+        }
         let share = u64::from(config.max_sequences) * u64::from(context_length) / 4;
         let kv_tokens = config
             .kv_tokens

@@ -17,6 +17,12 @@
 //! start sooner, so at priority p only the queue ahead of p matters. The time to the first token
 //! adds `share * ema_first_token_ms`.
 //!
+//! A prediction is a mean, so half of the requests that are predicted to need the whole objective
+//! miss it, and lowering the loops of one request shortens its own turn only, not the waits ahead.
+//! So loops are lowered before it is too late: as soon as a prediction uses up more than `headroom`
+//! of an objective. Whoever accepts fewer loops then makes the queue behind it shorter. Refusals
+//! still need a prediction beyond the whole objective.
+//!
 //! Where it errs: with two very different request lengths the mean describes neither; before the
 //! first completion there is no mean and nobody is refused; after a long idle time the mean is old.
 //! It can't stay poisoned: an idle executor admits whatever the mean says (the wait *is* nothing
@@ -86,6 +92,8 @@ pub struct Supply {
     pub measured: super::estimate::Measured,
     /// What loops cost; None for ordinary models.
     pub loop_cost: Option<LoopCost>,
+    /// Part of an objective, 0..=1, that a prediction may use up before loops are lowered.
+    pub headroom: f64,
 }
 
 /// Why an executor takes nothing.
@@ -130,20 +138,20 @@ pub fn decide(demand: Demand, supply: Supply) -> Admission {
     if let Some(refusal) = checks.iter().find_map(|check| check(demand, supply)) {
         return Admission::Refuse(refusal);
     }
-    let asked = demand
-        .loops
-        .or(supply.loop_cost.map(|cost| cost.default_loops));
-    let Some(miss) = missed(demand, supply, 1.0) else {
-        let loops = asked.map(|asked| Loops {
-            asked,
-            granted: asked,
-        });
-        return Admission::Admit { loops };
-    };
-    match affordable_loops(demand, supply) {
-        Some(loops) => Admission::Admit { loops: Some(loops) },
-        None => Admission::Refuse(unattainable(miss, supply)),
+    if missed(demand, supply, 1.0, supply.headroom).is_some()
+        && let Some(loops) = affordable_loops(demand, supply)
+    {
+        return Admission::Admit { loops: Some(loops) };
     }
+    if let Some(miss) = missed(demand, supply, 1.0, 1.0) {
+        return Admission::Refuse(unattainable(miss, supply));
+    }
+    let default = supply.loop_cost.map(|cost| cost.default_loops);
+    let loops = demand.loops.or(default).map(|asked| Loops {
+        asked,
+        granted: asked,
+    });
+    Admission::Admit { loops }
 }
 
 fn closed(_demand: Demand, supply: Supply) -> Option<SubmitError> {
@@ -262,8 +270,9 @@ struct Miss {
     first_token_ms: Option<f64>,
 }
 
-/// The first objective that a request would miss whose own turn costs `share` of what it asked.
-fn missed(demand: Demand, supply: Supply, share: f64) -> Option<Miss> {
+/// The first objective of which a request would use up more than `part`, if its own turn costs
+/// `share` of what it asked.
+fn missed(demand: Demand, supply: Supply, share: f64, part: f64) -> Option<Miss> {
     let ema_ms = supply.measured.ema_dispatch_ms?;
     if starts_at_once(supply) {
         return None; // nothing to wait for, and the sample heals the mean
@@ -274,7 +283,7 @@ fn missed(demand: Demand, supply: Supply, share: f64) -> Option<Miss> {
         .ema_first_token_ms
         .map(|ema_ms| wait_ms + share * ema_ms);
     let miss = |objective, slo_ms, predicted: f64, first_token_ms| {
-        (predicted > slo_ms as f64).then_some(Miss {
+        (predicted > part * slo_ms as f64).then_some(Miss {
             objective,
             slo_ms,
             wait_ms,
@@ -311,14 +320,19 @@ fn unattainable(miss: Miss, supply: Supply) -> SubmitError {
     }
 }
 
-/// Most loops below those asked with which no objective is missed; None when the request accepts
-/// no fewer, or even the fewest are too many.
+/// Most loops below those asked with which the headroom of every objective is kept; the fewest
+/// where none keep it, but no objective is missed; None when the request accepts no fewer, or even
+/// the fewest are too many.
 fn affordable_loops(demand: Demand, supply: Supply) -> Option<Loops> {
     let cost = supply.loop_cost?;
     let (least, asked) = loop_range(demand, cost)?;
-    let is_met = |loops| missed(demand, supply, share(cost, loops, asked)).is_none();
+    let fits = |loops, part| missed(demand, supply, share(cost, loops, asked), part).is_none();
+    let is_met = |loops| fits(loops, supply.headroom);
     if !is_met(least) {
-        return None;
+        return fits(least, 1.0).then_some(Loops {
+            asked,
+            granted: least,
+        });
     }
     // `best` meets the objectives and `above` misses them: the share grows with the loops.
     let (mut best, mut above) = (least, asked);

@@ -35,6 +35,7 @@ const SUPPLY: Supply = Supply {
         drain_rate_per_s: None,
     },
     loop_cost: None,
+    headroom: 1.0,
 };
 
 fn verdict(demand: Demand, supply: Supply) -> &'static str {
@@ -480,6 +481,44 @@ fn every_refusal_has_a_reason_and_says_whether_to_retry() {
 }
 
 #[test]
+fn loops_are_lowered_before_the_objective_is_used_up() {
+    // Predicted at 4 loops: 100 ms each; with L loops the own turn is 25 + 18.75 L.
+    let cost = LoopCost {
+        fixed_ms: 1.0,
+        per_loop_ms: 0.75,
+        default_loops: 4,
+    };
+    for (slo_ms, queue_ahead, min_loops, expected) in [
+        (200, 0, Some(1), Ok(4)), // 100 is half of it
+        (199, 0, Some(1), Ok(3)),
+        (120, 0, Some(1), Ok(1)), // half is 60: 43.75
+        (60, 0, Some(1), Ok(1)),  // beyond the half, but not the whole
+        (43, 0, Some(1), Err("slo_unattainable")),
+        (150, 1, Some(1), Ok(1)), // 143.75 at best
+        (150, 1, None, Err("slo_unattainable")),
+        (101, 0, None, Ok(4)), // who accepts no fewer gets what was asked
+        (101, 0, Some(3), Ok(3)),
+    ] {
+        let demand = Demand {
+            slo_ms: Some(slo_ms),
+            min_loops,
+            ..DEMAND
+        };
+        let supply = Supply {
+            queue_ahead,
+            loop_cost: Some(cost),
+            headroom: 0.5,
+            ..SUPPLY
+        };
+        let found = match decide(demand, supply) {
+            Admission::Admit { loops } => Ok(loops.expect("it loops").granted),
+            Admission::Refuse(error) => Err(error.reason()),
+        };
+        assert_eq!(found, expected, "{slo_ms} {queue_ahead} {min_loops:?}");
+    }
+}
+
+#[test]
 fn a_drain_says_how_much_still_runs_and_when_it_should_be_done() {
     for (in_flight, rate, expected_s) in [
         (4, None, 5),
@@ -545,7 +584,7 @@ proptest! {
         let cost = LoopCost { fixed_ms, per_loop_ms, default_loops: 1 };
         let supply = Supply { queue_ahead: ahead, loop_cost: Some(cost), ..SUPPLY };
         let demand = Demand { slo_ms: Some(slo_ms), loops: Some(asked), min_loops: Some(least), ..DEMAND };
-        let meets = |loops| missed(demand, supply, share(cost, loops, asked)).is_none();
+        let meets = |loops| missed(demand, supply, share(cost, loops, asked), 1.0).is_none();
         let best = (least.max(1)..=asked).rev().find(|&loops| meets(loops));
         let best = best.or(meets(asked).then_some(asked)); // a minimum above what is asked is moot
         let found = match decide(demand, supply) {

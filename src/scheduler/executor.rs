@@ -31,6 +31,10 @@ use std::time::Duration;
 /// How long `shutdown` waits for runtimes to let go of jobs it cancelled, before it ends them.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 
+/// Part of a latency objective that a prediction may use up before a request that accepts fewer loops
+/// gets fewer: room for what a mean cannot know.
+const DOWNGRADE_HEADROOM: f64 = 0.5;
+
 /// What an executor shares with the rest of the process.
 #[derive(Clone)]
 pub struct ExecutorContext {
@@ -571,5 +575,6 @@ fn limits(replicas: &[Replica], config: &ExecutorConfig) -> Supply {
         may_preempt: false,
         measured: Measured::default(),
         loop_cost: None,
+        headroom: DOWNGRADE_HEADROOM,
     }
 }

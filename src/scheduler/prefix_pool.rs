@@ -120,6 +120,7 @@ impl Entry {
         let prefix = &self.prefix;
         let origin = (self.loops, prefix.cache_window, prefix.isolation_key);
         origin == (loops, request.cache_window, request.isolation_key)
+            && request.adaptive.is_none() // such a request has K/V of its own
             && request.prompt.starts_with(&prefix.tokens)
     }
 }

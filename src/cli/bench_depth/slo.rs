@@ -13,7 +13,7 @@ use super::report::median;
 use super::workload::{self, Item, Shape};
 use crate::cli::model_args::ModelArgs;
 use crate::cli::output::Output;
-use crate::config::{EngineConfig, ExecutorConfig};
+use crate::config::{BUILTIN_MODEL, EngineConfig, ExecutorConfig};
 use crate::error::Error;
 use crate::request::GenerationRequest;
 use crate::runtime::native::{BackendKind, NativeRuntime};
@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 /// Arguments of `tinyloop load-depth`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoadDepthArgs {
-    /// Model: a GGUF file, or a directory in Hugging Face layout, that loops.
-    #[arg(short, long, value_name = "FILE")]
+    /// Model that loops: a GGUF file, a directory in Hugging Face layout, or "builtin".
+    #[arg(short, long, value_name = "FILE", default_value = BUILTIN_MODEL)]
     pub model: PathBuf,
     /// Loops that every request asks for.
     #[arg(long, value_name = "COUNT", default_value_t = 8)]

@@ -126,6 +126,15 @@ fn object(model: &LoadedModel, info: &PrefixInfo) -> Value {
     })
 }
 
+/// Everything that a registration may say. `adaptive` is not there: rows that leave the loop early
+/// have K/V of their own, which are found in the automatic cache only.
+#[rustfmt::skip]
+const FIELDS: &[&str] = &[
+    "model", "text", "messages", "tokens", "add_special", "parse_special", "tools",
+    "chat_template_kwargs", "reasoning_effort", "loops", "cache_window", "cache_salt",
+    "priority", "slo_ms", "slo_ttft_ms", "queue_timeout_ms", "user", "metadata",
+];
+
 /// A checked registration.
 struct Asked {
     model: Arc<LoadedModel>,
@@ -137,6 +146,7 @@ impl Asked {
     fn parse(call: &Call<'_>) -> Result<Self, ApiError> {
         let body = parse_object(call.request.body())?;
         let fields = Fields::new(&body);
+        fields.refuse_unknown(FIELDS)?;
         let (model, loops) = call.model(&fields)?;
         let depth = Depth::parse(&fields, loops, &model.meta)?;
         let schedule = call.schedule(&fields)?;
