@@ -136,8 +136,8 @@ fn a_short_request_beside_a_deep_long_prompt_loses_at_most_two_quanta() {
         request
     };
     let shapes = [(1, 2, 1), (0, 2, 0), (2, 1, 0)].map(Some);
-    // Of the second the end would nearly fit beside nothing else.
-    for (shape, n_long_tokens) in shapes.into_iter().zip([150, 157, 157]) {
+    // The last rows of 152 would take all that a step has for prompts.
+    for (shape, n_long_tokens) in shapes.into_iter().zip([150, 152, 152]) {
         let config = EngineConfig {
             prefill_rows_beside_decode: 16,
             ..config()
@@ -148,9 +148,9 @@ fn a_short_request_beside_a_deep_long_prompt_loses_at_most_two_quanta() {
         let mut engine = engine_of(shape, config.clone());
         let n_long = steps_to_first_token(&mut engine, &long);
         assert!(n_long > 40, "too short to come in between");
-        for n_before in 1..n_long - 8 {
+        for n_before in 1..n_long {
             let mut engine = engine_of(shape, config.clone());
-            let outcome = submit(&mut engine, &long);
+            submit(&mut engine, &long);
             for _ in 0..n_before {
                 step(&mut engine);
             }
@@ -159,7 +159,6 @@ fn a_short_request_beside_a_deep_long_prompt_loses_at_most_two_quanta() {
                 busy <= idle + 2,
                 "{shape:?}: {busy} at {n_before}, {idle} alone"
             );
-            assert!(outcome.lock().tokens.is_empty());
         }
     }
 }
