@@ -23,6 +23,9 @@ fn ask(server: &TestServer, path: &str, extra: &Value) -> Answer {
     let mut body = json!({
         "model": "tiny", "max_tokens": 8, "temperature": 0, "ignore_eos": true,
     });
+    if path == "/v1/native/prefixes" {
+        body = json!({}); // it generates nothing, and refuses what it does not know
+    }
     let map = body.as_object_mut().expect("an object");
     map.extend(extra.as_object().expect("an object").clone());
     server.client().post(path, &body)
@@ -102,6 +105,17 @@ fn a_prefix_registered_for_a_window_is_found_by_it_alone() {
         (&answer["cached_tokens"], &answer["cache_window"]),
         (&json!(32), &json!(16))
     );
+    // What a registration does not know is refused, not dropped.
+    for (name, value) in [
+        ("cache_windw", json!(16)),
+        ("adaptive", json!({"rule": "latent", "threshold": 0.1})),
+    ] {
+        let mut wrong = prefix.clone();
+        wrong[name] = value;
+        let answer = ask(&server, "/v1/native/prefixes", &wrong);
+        assert_eq!(answer.status, 400, "{name}");
+        assert_eq!(answer.json()["error"]["param"], name);
+    }
     for (window, cached) in [(16, 32), (24, 0), (0, 0)] {
         let body = json!({"prompt": tokens(1, 50), "cache_window": window});
         let usage = ask(&server, "/v1/completions", &body).json()["usage"].clone();
