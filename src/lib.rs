@@ -32,7 +32,7 @@
 //! | rank | where | what |
 //! |---|---|---|
 //! | 80 | `server`, `cli` | wiring and subcommands: build the pool and HTTP, own the threads, stop them in reverse order |
-//! | 70 | `http` | `wire` (connections), `openai`, `ops`, `management` (tiny_http); one table from error to status |
+//! | 70 | `http` | `wire` (connections), `openai`, `native`, `ops`, `management` (tiny_http); one table from error to status |
 //! | 60 | `pool` | the public models and how they are loaded |
 //! | 50 | `scheduler` | executor, lifecycle, queue, admission (pure), driver, replica choice (pure), metrics |
 //! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `fake` (scripted, for tests) |

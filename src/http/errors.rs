@@ -302,6 +302,7 @@ impl From<RequestError> for ApiError {
         };
         Self {
             numbers,
+            is_hopeless: code == ErrorCode::InvalidValue,
             ..Self::new(code, error.to_string())
         }
     }
@@ -350,6 +351,7 @@ mod tests {
         assert_eq!(gone.status(), 499);
         let bad = ApiError::from(RequestError::Invalid("no".to_owned()));
         assert_eq!((bad.status(), bad.message.as_str()), (400, "no"));
+        assert_eq!(bad.headers(), [("x-should-retry", "false".to_owned())]);
     }
 
     #[test]

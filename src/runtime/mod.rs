@@ -131,6 +131,11 @@ pub trait Runtime: Send + Sync {
     fn loop_cost(&self) -> Option<LoopCost> {
         None
     }
+    /// Room that a token takes in KV memory at so many loops, and at the model's default.
+    fn kv_room(&self, loops: u32) -> (u32, u32) {
+        let _ = loops;
+        (1, 1)
+    }
     /// The vocabulary of its `Token` events; None when it sends text.
     fn tokenizer(&self) -> Option<Arc<Tokenizer>>;
     /// Ends its thread after failing what is left. Idempotent; joins.

@@ -244,6 +244,11 @@ impl Runtime for NativeRuntime {
         }
     }
 
+    fn kv_room(&self, loops: u32) -> (u32, u32) {
+        let groups = |loops: u32| self.plan.kv_groups(loops.min(self.plan.max_loops)) as u32;
+        (groups(loops), groups(self.plan.default_loops))
+    }
+
     fn loop_cost(&self) -> Option<LoopCost> {
         let stats = self.engine.stats();
         (self.plan.max_loops > 1).then(|| loop_cost(&self.plan, |part| stats.cost(part)))

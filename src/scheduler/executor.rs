@@ -123,12 +123,25 @@ impl Core {
         Demand {
             prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
             max_tokens: request.max_tokens,
-            held_tokens: held_tokens(request),
+            held_tokens: self.held_tokens(request),
             slo_ms: options.slo_ms,
             slo_ttft_ms: options.slo_ttft_ms,
             loops: request.loops,
             min_loops: request.min_loops,
         }
+    }
+
+    /// Tokens of KV memory, counted at the default depth as the pool is, that a request holds at most;
+    /// None = its prompt and its longest answer.
+    fn held_tokens(&self, request: &GenerationRequest) -> Option<u64> {
+        let in_window = held_tokens(request);
+        let (Some(loops), Some(replica)) = (request.loops, self.replicas.first()) else {
+            return in_window;
+        };
+        let whole = request.prompt.len() as u64 + u64::from(request.max_tokens);
+        let (asked, default) = replica.runtime.kv_room(loops);
+        let room = in_window.unwrap_or(whole).saturating_mul(asked.into());
+        Some(room.div_ceil(u64::from(default.max(1))))
     }
 
     /// Ends everyone and takes nothing more: for faults of the scheduler itself.

@@ -1,9 +1,9 @@
 //! Depth per request: asked in the body or the model's name, told in the header, and real.
 
 use super::TestServer;
-use super::real_engine::start_with;
+use super::real_engine::{serve_tiny, start_with};
 use serde_json::{Value, json};
-use tinyloop::config::LoopsConfig;
+use tinyloop::config::{EngineConfig, ExecutorConfig, LoopsConfig};
 
 /// The tiny model with a core that runs 2 loops by default, 4 at most.
 pub(crate) fn looped() -> TestServer {
@@ -96,4 +96,34 @@ fn a_depth_out_of_range_is_a_400_that_says_the_range() {
         &body(&json!({"model": "other@2"})),
     );
     assert_eq!(client.read_answer().status, 404);
+}
+
+#[test]
+fn depth_counts_in_the_room_that_a_request_needs() {
+    let engine = EngineConfig {
+        context_length: Some(128),
+        max_sequences: 1,
+        kv_tokens: Some(128), // at the default depth
+        max_rows: 16,
+        loops: LoopsConfig {
+            layers: Some([0, 1]),
+            default: Some(2),
+            max: Some(4),
+        },
+        ..EngineConfig::default()
+    };
+    let server = serve_tiny(ExecutorConfig::default(), engine, |_| {});
+    let answer = |loops: u32, max_tokens: u32| {
+        let body = body(&json!({"loops": loops, "max_tokens": max_tokens}));
+        let mut client = server.client();
+        client.send("POST", "/v1/completions", &[], &body);
+        client.read_answer()
+    };
+    assert_eq!(answer(2, 100).status, 200);
+    assert_eq!(answer(4, 40).status, 200);
+    let refused = answer(4, 100);
+    assert_eq!(refused.status, 400, "{}", refused.json());
+    assert_eq!(refused.header("x-should-retry"), Some("false"));
+    assert_eq!(refused.header("x-tinyloop-rejected"), Some("kv_too_small"));
+    assert_eq!(refused.json()["error"]["capacity_tokens"], 128);
 }
