@@ -26,7 +26,7 @@ fn spec(max_loops: u32) -> ModelSpec {
     let loops = LoopSpec {
         prelude: 2,
         coda: 2,
-        default_loops: max_loops.min(4),
+        default_loops: max_loops, // the depth at which KV is counted
         max_loops,
         injection: Some(StateInit::Input),
         norm: Some("loop_norm".to_owned()),
