@@ -183,6 +183,20 @@ fn gone(record: &mut AccessRecord) {
     record.outcome = code;
 }
 
+/// Why the events of a stream did not end well.
+pub enum StreamEnd {
+    /// There is nobody left to tell.
+    ClientGone,
+    /// The client is told in an event.
+    Failed(ApiError),
+}
+
+impl From<io::Error> for StreamEnd {
+    fn from(_: io::Error) -> Self {
+        Self::ClientGone
+    }
+}
+
 /// An answer that is being streamed.
 pub struct Stream {
     writer: EventWriter,
@@ -207,10 +221,16 @@ impl Stream {
         sent.inspect_err(|_| gone(&mut self.record))
     }
 
-    /// Ends the stream well.
-    pub fn finish(mut self) {
-        if self.writer.finish().is_err() {
-            gone(&mut self.record);
+    /// Ends it, as its events have ended.
+    pub fn end(mut self, end: Result<(), StreamEnd>) {
+        match end {
+            Ok(()) => {
+                if self.writer.finish().is_err() {
+                    gone(&mut self.record);
+                }
+            }
+            Err(StreamEnd::ClientGone) => gone(&mut self.record),
+            Err(StreamEnd::Failed(error)) => self.fail(&error),
         }
     }
 
@@ -220,13 +240,8 @@ impl Stream {
         self.writer.is_gone()
     }
 
-    /// Ends a stream whose client has left; there is nobody to tell.
-    pub fn abandon(mut self) {
-        gone(&mut self.record);
-    }
-
-    /// Ends the stream with an error event.
-    pub fn fail(mut self, error: &ApiError) {
+    /// The last event is the error.
+    fn fail(mut self, error: &ApiError) {
         let error = self.manner.apply(error);
         self.record.outcome = error.code.row().2;
         sse::write_event(&mut self.event, &error.body());

@@ -3,8 +3,9 @@
 //! Counters and histograms are bumped where things happen (atomics, no lock); gauges are filled in
 //! from snapshots when somebody scrapes. Labels are bounded: model names come from the
 //! configuration, outcomes, reasons and phases from enums. `admission_rejected_total` counts
-//! every refusal, also of requests that nobody read (`refused_unread`); `requests_total` counts accepted requests by how they ended. What is not here:
-//! metrics of the HTTP side, which registers its own through [`Metrics::registry`].
+//! every refusal, also of requests that nobody read (`refused_unread`); `requests_total` counts
+//! accepted requests by how they ended. What is not here: metrics of the HTTP side, which registers
+//! its own through [`Metrics::registry`].
 
 use super::admission::Loops;
 use super::lifecycle::{Lifecycle, Stamps};

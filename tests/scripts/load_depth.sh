@@ -9,18 +9,9 @@ model=${2:?usage: load_depth.sh BINARY MODEL [ARGUMENTS..]}
 here=$(cd "$(dirname "$0")" && pwd)
 target=$here/../../target
 venv=$target/plot
-wanted="matplotlib==3.11.2"
 
 "$binary" load-depth --model "$model" --json "${@:3}" >"$target/load-depth.json"
 
-if [ "$(cat "$venv/installed" 2>/dev/null)" != "$wanted" ]; then
-  python3 -m venv --clear "$venv" 2>/dev/null || {
-    # Debian ships venv apart from python3; virtualenv from pip does the same.
-    rm -rf "$venv"
-    python3 -m pip install --quiet --disable-pip-version-check --target "$venv-tool" virtualenv
-    PYTHONPATH="$venv-tool" python3 -m virtualenv --quiet "$venv"
-  }
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wanted"
-  echo "$wanted" >"$venv/installed"
-fi
+. "$here/venv.sh"
+make_venv "$venv" "matplotlib==3.11.2"
 exec "$venv/bin/python" "$here/load_depth.py" "$target/load-depth.json" "$target/load-depth.png"

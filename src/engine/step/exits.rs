@@ -20,7 +20,7 @@
 //! What is not here: what makes a row leave (`model::exit`).
 
 use super::State;
-use crate::backend::{Backend, BackendError, SkippedLoops, SlotId};
+use crate::backend::{Backend, BackendError, SkippedLoops};
 use crate::model::exit::compares;
 use crate::model::{Model, Segment, Stage, forward};
 use crate::request::{AdaptiveExit, ExitRule};
@@ -112,7 +112,7 @@ impl State {
                         candidate,
                         position,
                     });
-                    self.wanted_slots.push(SlotId(slot.0));
+                    self.wanted_slots.push(*slot);
                 }
             }
         }

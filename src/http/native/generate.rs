@@ -9,7 +9,7 @@ use super::answer::{End, Finish, Frame, Piece, Said, Score, Timings, TokenEntry,
 use super::asked::{Asked, Mode};
 use super::prompt;
 use crate::http::errors::{ApiError, ErrorCode};
-use crate::http::exchange::{Exchange, Stream};
+use crate::http::exchange::{Exchange, Stream, StreamEnd};
 use crate::http::openai::answer::{AskedLoops, UsageCounts, UsageSum, finish_text};
 use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, parse_object};
@@ -301,23 +301,8 @@ fn stream(teller: &Teller<'_>, source: &mut TokenStream, ping: Duration, exchang
     let Some(mut stream) = exchange.stream() else {
         return; // dropping the source cancels
     };
-    match write_events(teller, source, &mut stream, first, ping) {
-        Ok(()) => stream.finish(),
-        Err(StreamEnd::ClientGone) => stream.abandon(),
-        Err(StreamEnd::Failed(error)) => stream.fail(&error),
-    }
-}
-
-/// Why a stream did not end well.
-enum StreamEnd {
-    ClientGone,
-    Failed(ApiError),
-}
-
-impl From<std::io::Error> for StreamEnd {
-    fn from(_: std::io::Error) -> Self {
-        Self::ClientGone
-    }
+    let end = write_events(teller, source, &mut stream, first, ping);
+    stream.end(end);
 }
 
 fn write_events(

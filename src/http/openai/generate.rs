@@ -19,7 +19,7 @@ use super::sampling::{CommonOptions, check_context};
 use super::schedule::Schedule;
 use crate::http::access_log::AccessRecord;
 use crate::http::errors::{ApiError, ErrorCode};
-use crate::http::exchange::{Exchange, Stream};
+use crate::http::exchange::{Exchange, Stream, StreamEnd};
 use crate::http::isolation::isolation_key;
 use crate::http::sse;
 use crate::http::state::ServerState;
@@ -355,23 +355,7 @@ fn stream(mut answer: GrowingAnswer, mut jobs: Jobs, ping: Duration, mut exchang
     };
     let end = write_events(&mut stream, &mut answer, &mut jobs, first, ping);
     note_usage(&mut stream.record, &jobs);
-    match end {
-        Ok(()) => stream.finish(),
-        Err(StreamEnd::ClientGone) => stream.abandon(),
-        Err(StreamEnd::Failed(error)) => stream.fail(&error),
-    }
-}
-
-/// Why a stream did not end well.
-enum StreamEnd {
-    ClientGone,
-    Failed(ApiError),
-}
-
-impl From<std::io::Error> for StreamEnd {
-    fn from(_: std::io::Error) -> Self {
-        Self::ClientGone
-    }
+    stream.end(end);
 }
 
 fn write_events(

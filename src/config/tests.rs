@@ -1,0 +1,167 @@
+//! What files and defaults become, and what faulty files are told.
+
+use super::tables::edit_distance;
+use super::*;
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::from_texts("t.toml", text, None, Path::new("/etc/t"))
+}
+
+#[test]
+fn an_empty_file_is_the_default() {
+    assert_eq!(parse("").expect("empty is fine"), Config::default());
+}
+
+#[test]
+fn unknown_keys_name_line_and_nearest_key() {
+    let error = parse("[server]\nhost = \"::1\"\nprot = 1\n")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("t.toml:3: unknown key `prot`; did you mean `port`?"),
+        "{error}"
+    );
+    let error = parse("[sever]\n").unwrap_err().to_string();
+    assert!(error.contains("did you mean `server`?"), "{error}");
+    let error = parse("[models.a]\nfile=\"x\"\n[models.a.engine]\nmax_seqences=1\n");
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("t.toml:4") && error.contains("`max_sequences`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn wrong_kinds_name_the_line() {
+    let error = parse("[server]\n\nport = \"x\"\n").unwrap_err().to_string();
+    assert!(error.starts_with("t.toml:3:"), "{error}");
+    assert!(!error.contains('\n'));
+}
+
+#[test]
+fn local_values_win_per_key_and_models_inherit_sections() {
+    let base = "[server]\nport = 1\nhost = \"::1\"\n[engine]\nmax_rows = 7\nmax_sequences = 3\n\
+                [models.m]\nfile = \"m.gguf\"\n[models.m.engine]\nmax_rows = 9\n";
+    let local = "[server]\nport = 2\n[models.m.executor]\nqueue_timeout_ms = 1500\n";
+    let local = Some(("local.toml".to_owned(), local.to_owned()));
+    let config = Config::from_texts("t.toml", base, local, Path::new("/etc/t")).expect("valid");
+    assert_eq!(
+        (config.server.port, config.server.host.to_string()),
+        (2, "::1".into())
+    );
+    let model = &config.models[0];
+    assert_eq!((model.engine.max_rows, model.engine.max_sequences), (9, 3));
+    assert_eq!(
+        model.executor.queue_timeout,
+        Some(Duration::from_millis(1500))
+    );
+    let file = Path::new("/etc/t/m.gguf").to_owned();
+    assert_eq!(model.source, ModelSource::File(file));
+    let builtin = parse("[models.m]\nfile = \"builtin\"\n").expect("valid");
+    let source = ModelSource::File(BUILTIN_MODEL.into());
+    assert_eq!(builtin.models[0].source, source);
+}
+
+#[test]
+fn there_is_a_worker_for_each_request_that_may_wait_or_run() {
+    let workers = |text: &str| parse(text).expect("parses").http_workers();
+    assert_eq!(workers("[models.m]\nfile = \"a\"\n"), 128 + 16 + 16);
+    assert_eq!(
+        workers("[models.m]\nfile = \"a\"\n[server]\nhttp_workers = 3\n"),
+        3
+    );
+    assert_eq!(
+        workers("[executor]\nmax_queue_depth = 4\n[models.m]\nfile = \"a\"\n"),
+        64
+    );
+    assert_eq!(
+        workers("[executor]\nmax_queue_depth = 99999\n[models.m.fake]\n"),
+        1024
+    );
+    let alpha = parse("[executor]\nema_alpha = 7.0\n[models.m.fake]\n").expect("parses");
+    assert!(alpha.check().unwrap_err().0.contains("ema_alpha"));
+}
+
+#[test]
+fn clients_have_names_and_limits() {
+    let config = parse("[keys.a]\nkey = \"x\"\nmax_priority = 3\n[keys.b]\nkey = \"\"\n");
+    let config = config.expect("parses");
+    assert_eq!(
+        (config.keys[0].name.as_str(), config.keys[0].max_priority),
+        ("a", 3)
+    );
+    assert_eq!(config.keys[1].max_priority, i32::MAX);
+    assert!(config.check().unwrap_err().0.contains("keys.b"));
+    assert!(!format!("{:?}", config.keys[0]).contains('x'));
+}
+
+#[test]
+fn a_model_has_exactly_one_source() {
+    let config = parse("[models.m.fake]\ntick_s = 0.02\n").expect("valid");
+    let fake = FakeConfig {
+        max_inflight: 64,
+        tick: Duration::from_millis(20),
+    };
+    assert_eq!(config.models[0].source, ModelSource::Fake(fake));
+    for (text, fault) in [
+        ("[models.m]\n", "lacks `file`"),
+        ("[models.m]\nfile=\"a\"\n[models.m.fake]\n", "both"),
+        ("[models.m.fake]\ntick_s = -1.0\n", "t.toml:2"),
+    ] {
+        let error = parse(text).unwrap_err().0;
+        assert!(error.contains(fault), "{text}: {error}");
+    }
+}
+
+#[test]
+fn depth_and_types_are_settings_of_the_engine() {
+    let text = "[engine]\nquantize = \"q8_0\"\n[models.m]\nfile = \"m\"\n[models.m.engine]\n\
+                loops = { layers = [10, 12], default = 1, max = 4 }\nquantize = \"q4_k\"\n";
+    let config = parse(text).expect("valid");
+    let engine = &config.models[0].engine;
+    let loops = LoopsConfig {
+        layers: Some([10, 12]),
+        default: Some(1),
+        max: Some(4),
+    };
+    assert_eq!(
+        (engine.loops, engine.quantize),
+        (loops, Some(QuantizeType::Q4K))
+    );
+    assert_eq!(config.engine.quantize, Some(QuantizeType::Q8_0));
+    let error = parse("[engine]\nquantize = \"q5\"\n")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("q5") && error.contains("q8_0"), "{error}");
+    let error = parse("[engine]\nloops = { maks = 1 }\n")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("did you mean `max`"), "{error}");
+}
+
+#[test]
+fn check_refuses_an_open_management_plane_and_double_ids() {
+    let open = parse("[management]\nhost = \"0.0.0.0\"\n").expect("parses");
+    assert!(open.check().unwrap_err().0.contains("admin_key"));
+    let double = parse("[models.a]\nfile=\"a\"\naliases=[\"b\"]\n[models.b]\nfile=\"b\"\n");
+    assert!(
+        double
+            .expect("parses")
+            .check()
+            .unwrap_err()
+            .0
+            .contains("`b`")
+    );
+}
+
+#[test]
+fn distances() {
+    for (a, b, distance) in [
+        ("", "abc", 3),
+        ("prot", "port", 2),
+        ("a", "a", 0),
+        ("kitten", "sitting", 3),
+    ] {
+        assert_eq!(edit_distance(a, b), distance, "{a} {b}");
+    }
+}
