@@ -6,8 +6,12 @@
 //! an unknown key is an error with its line and the nearest known key. Flags of the command line
 //! come last and win (`cli::serve`). The running server never writes configuration.
 
+mod models;
 mod tables;
 
+pub use models::{BUILTIN_MODEL, FakeConfig, LifecycleConfig, ModelConfig, ModelSource};
+
+use models::FileModel;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -268,54 +272,6 @@ impl Default for LogConfig {
     }
 }
 
-/// Stands for the model inside the program wherever a model's path is asked for. A file of this name
-/// is `./builtin`.
-pub const BUILTIN_MODEL: &str = "builtin";
-
-/// What answers a model's requests.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ModelSource {
-    /// The built-in engine, from this file; [`BUILTIN_MODEL`] is the model inside the program.
-    File(PathBuf),
-    /// A stand-in that repeats the prompt's bytes: what HTTP and the scheduler cost by themselves.
-    Fake(FakeConfig),
-}
-
-/// A stand-in model: `[models.NAME.fake]`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct FakeConfig {
-    /// Jobs it holds at once.
-    pub max_inflight: u32,
-    /// Seconds between the tokens of a job; 0 = the whole answer inside `submit`.
-    #[serde(deserialize_with = "seconds", rename = "tick_s")]
-    pub tick: Duration,
-}
-
-impl Default for FakeConfig {
-    fn default() -> Self {
-        Self {
-            max_inflight: 64,
-            tick: Duration::ZERO,
-        }
-    }
-}
-
-/// One model to serve.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ModelConfig {
-    /// The id that clients send.
-    pub name: String,
-    /// Further ids for it.
-    pub aliases: Vec<String>,
-    /// What answers its requests.
-    pub source: ModelSource,
-    /// Limits of its executor: `[executor]`, then the model's own.
-    pub executor: ExecutorConfig,
-    /// Sizes of its engine: `[engine]`, then the model's own.
-    pub engine: EngineConfig,
-}
-
 /// HTTP workers beyond those that requests hold: they say no, and list models.
 const SPARE_WORKERS: usize = 16;
 /// Most HTTP workers that are started unasked.
@@ -387,20 +343,6 @@ fn any_priority() -> i32 {
     i32::MAX
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileModel {
-    file: Option<PathBuf>,
-    fake: Option<FakeConfig>,
-    #[serde(default)]
-    aliases: Vec<String>,
-    /// Read only to check the keys; the values come from the merged tables.
-    #[serde(default, rename = "executor")]
-    _executor: ExecutorConfig,
-    #[serde(default, rename = "engine")]
-    _engine: EngineConfig,
-}
-
 impl Config {
     /// Reads `path` and, when it exists, `local.toml` beside it.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
@@ -443,26 +385,11 @@ impl Config {
             *key_file = folder.join(&*key_file);
         }
         for (model_name, model) in file.models {
-            let source = match (model.file, model.fake) {
-                (Some(path), None) if path == Path::new(BUILTIN_MODEL) => ModelSource::File(path),
-                (Some(path), None) => ModelSource::File(folder.join(path)),
-                (None, Some(fake)) => ModelSource::Fake(fake),
-                (None, None) => {
-                    let lacks = format!("{name}: models.{model_name} lacks `file`");
-                    return Err(ConfigError(lacks));
-                }
-                (Some(_), Some(_)) => {
-                    let both = format!("{name}: models.{model_name} has both `file` and `fake`");
-                    return Err(ConfigError(both));
-                }
-            };
-            config.models.push(ModelConfig {
-                executor: deserialize(name, section(&table, &model_name, "executor"))?,
-                engine: deserialize(name, section(&table, &model_name, "engine"))?,
-                name: model_name,
-                aliases: model.aliases,
-                source,
-            });
+            let executor = deserialize(name, section(&table, &model_name, "executor"))?;
+            let engine = deserialize(name, section(&table, &model_name, "engine"))?;
+            let model = model.into_config(model_name, folder, executor, engine);
+            let model = model.map_err(|fault| ConfigError(format!("{name}: {fault}")))?;
+            config.models.push(model);
         }
         Ok(config)
     }
@@ -475,10 +402,9 @@ impl Config {
             return self.server.http_workers;
         }
         let may_be_there = |model: &ModelConfig| {
-            let slots = match &model.source {
-                ModelSource::File(_) => model.engine.max_sequences,
-                ModelSource::Fake(fake) => fake.max_inflight,
-            };
+            let slots = model
+                .slots()
+                .saturating_mul(model.lifecycle.replicas_most());
             let slots = model
                 .executor
                 .target_inflight
@@ -531,6 +457,14 @@ impl Config {
                 if !seen.insert(id) {
                     return fault(format!("two models answer to the id `{id}`"));
                 }
+            }
+            if model.lifecycle.replicas == 0
+                || model.lifecycle.replicas > model.lifecycle.replica_max
+            {
+                return fault(format!(
+                    "model `{}`: replicas is {}; it must be from 1 to replica_max, {}",
+                    model.name, model.lifecycle.replicas, model.lifecycle.replica_max
+                ));
             }
             if model.engine.max_sequences == 0 || model.engine.max_rows == 0 {
                 return fault(format!(

@@ -6,7 +6,7 @@
 use super::load::load_one;
 use super::model_args::ModelArgs;
 use super::output::{Output, read_text};
-use crate::config::{BUILTIN_MODEL, EngineConfig, ExecutorConfig, ModelConfig, ModelSource};
+use crate::config::{BUILTIN_MODEL, EngineConfig, ModelConfig, ModelSource};
 use crate::error::Error;
 use crate::pool::LoadedModel;
 use crate::request::{FinishReason, GenerationRequest, SamplingParams, TokenId};
@@ -92,11 +92,11 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
     };
     args.model_args.apply(&mut engine);
     let (pool, model) = load_one(&ModelConfig {
-        name: super::serve::name_of(&args.model),
-        aliases: Vec::new(),
-        source: ModelSource::File(args.model.clone()),
-        executor: ExecutorConfig::default(),
         engine,
+        ..ModelConfig::new(
+            super::serve::name_of(&args.model),
+            ModelSource::File(args.model.clone()),
+        )
     })?;
     let prompt = prompt_tokens(args, &model, text)?;
     let request = request(args, &model, prompt)?;

@@ -201,16 +201,12 @@ impl ServeArgs {
             return Err(Error::Usage("more --model-name than --model".into()));
         }
         for (index, file) in files.into_iter().enumerate() {
+            let name = self.model_names.get(index).cloned();
+            let name = name.unwrap_or_else(|| name_of(&file));
             config.models.push(ModelConfig {
-                name: self
-                    .model_names
-                    .get(index)
-                    .cloned()
-                    .unwrap_or_else(|| name_of(&file)),
-                aliases: Vec::new(),
-                source: ModelSource::File(file),
                 executor: config.executor.clone(),
                 engine: config.engine.clone(),
+                ..ModelConfig::new(name, ModelSource::File(file))
             });
         }
         let queue_timeout = seconds("--queue-timeout", self.queue_timeout)?;

@@ -38,15 +38,13 @@ pub(crate) fn serve_tiny(
 ) -> TestServer {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/tiny_llama.gguf");
     let model = ModelConfig {
-        name: "tiny".to_owned(),
-        aliases: Vec::new(),
-        source: ModelSource::File(file),
         executor,
         engine: EngineConfig {
             threads: Some(1),
             max_sequences: 4,
             ..engine
         },
+        ..ModelConfig::new("tiny", ModelSource::File(file))
     };
     let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
     let loaded = loader::load(&model, BackendKind::Cpu, pool.metrics(), &mut |_, _| {})

@@ -1,0 +1,197 @@
+//! The configured models: what answers each, how many copies, when they are loaded.
+//!
+//! Plain data. What is not here: the limits of executors and engines (`config`), loading (`pool`).
+
+use super::{EngineConfig, ExecutorConfig, seconds};
+use serde::{Deserialize, Deserializer};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Stands for the model inside the program wherever a model's path is asked for. A file of this name
+/// is `./builtin`.
+pub const BUILTIN_MODEL: &str = "builtin";
+
+/// What answers a model's requests.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelSource {
+    /// The built-in engine, from this file; [`BUILTIN_MODEL`] is the model inside the program.
+    File(PathBuf),
+    /// A stand-in that repeats the prompt's bytes: what HTTP and the scheduler cost by themselves.
+    Fake(FakeConfig),
+}
+
+/// A stand-in model: `[models.NAME.fake]`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeConfig {
+    /// Jobs it holds at once.
+    pub max_inflight: u32,
+    /// Seconds between the tokens of a job; 0 = the whole answer inside `submit`.
+    #[serde(deserialize_with = "seconds", rename = "tick_s")]
+    pub tick: Duration,
+}
+
+impl Default for FakeConfig {
+    fn default() -> Self {
+        Self {
+            max_inflight: 64,
+            tick: Duration::ZERO,
+        }
+    }
+}
+
+/// One model to serve.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The id that clients send.
+    pub name: String,
+    /// Further ids for it.
+    pub aliases: Vec<String>,
+    /// What answers its requests.
+    pub source: ModelSource,
+    /// Limits of its executor: `[executor]`, then the model's own.
+    pub executor: ExecutorConfig,
+    /// Sizes of its engine: `[engine]`, then the model's own.
+    pub engine: EngineConfig,
+    /// Copies, and when they are loaded and unloaded.
+    pub lifecycle: LifecycleConfig,
+}
+
+impl ModelConfig {
+    /// A model that is loaded at start, once, with default limits.
+    #[must_use]
+    pub fn new(name: impl Into<String>, source: ModelSource) -> Self {
+        Self {
+            name: name.into(),
+            aliases: Vec::new(),
+            source,
+            executor: ExecutorConfig::default(),
+            engine: EngineConfig::default(),
+            lifecycle: LifecycleConfig::default(),
+        }
+    }
+
+    /// Jobs that one replica can hold, as far as the configuration tells.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        match &self.source {
+            ModelSource::File(_) => self.engine.max_sequences,
+            ModelSource::Fake(fake) => fake.max_inflight,
+        }
+    }
+}
+
+/// How many copies of a model there are, and when they are loaded and unloaded; keys of
+/// `[models.NAME]` itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LifecycleConfig {
+    /// Loaded when the server starts.
+    pub enabled: bool,
+    /// Replicas: identical loaded copies behind the name.
+    pub replicas: u32,
+    /// Most replicas that a load through the admin API may ask for.
+    pub replica_max: u32,
+    /// A request for the unloaded model loads it and waits, inside its deadline in the queue.
+    pub load_on_demand: bool,
+    /// Unloaded after so long without a request; None = never. `idle_unload_s`.
+    pub idle_unload: Option<Duration>,
+    /// Never unloaded to make room for another, nor for being idle.
+    pub pinned: bool,
+    /// Its share of a device that several models use at once, relative to theirs.
+    pub device_weight: u32,
+}
+
+impl Default for LifecycleConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            replicas: 1,
+            replica_max: 8,
+            load_on_demand: false,
+            idle_unload: None,
+            pinned: false,
+            device_weight: 1,
+        }
+    }
+}
+
+impl LifecycleConfig {
+    /// Replicas that there may be at once.
+    #[must_use]
+    pub fn replicas_most(&self) -> u32 {
+        self.replicas.max(1)
+    }
+}
+
+/// `[models.NAME]` as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileModel {
+    file: Option<PathBuf>,
+    fake: Option<FakeConfig>,
+    #[serde(default)]
+    aliases: Vec<String>,
+    enabled: Option<bool>,
+    replicas: Option<u32>,
+    replica_max: Option<u32>,
+    load_on_demand: Option<bool>,
+    #[serde(default, deserialize_with = "optional_seconds")]
+    idle_unload_s: Option<Duration>,
+    pinned: Option<bool>,
+    device_weight: Option<u32>,
+    /// Read only to check the keys; the values come from the merged tables.
+    #[serde(default, rename = "executor")]
+    _executor: ExecutorConfig,
+    #[serde(default, rename = "engine")]
+    _engine: EngineConfig,
+}
+
+impl FileModel {
+    /// The model of that name; relative paths begin at `folder`. An error names what is wrong with
+    /// the table.
+    pub(super) fn into_config(
+        self,
+        name: String,
+        folder: &Path,
+        executor: ExecutorConfig,
+        engine: EngineConfig,
+    ) -> Result<ModelConfig, String> {
+        let lifecycle = self.lifecycle();
+        let source = match (self.file, self.fake) {
+            (Some(path), None) if path == Path::new(BUILTIN_MODEL) => ModelSource::File(path),
+            (Some(path), None) => ModelSource::File(folder.join(path)),
+            (None, Some(fake)) => ModelSource::Fake(fake),
+            (None, None) => return Err(format!("models.{name} lacks `file`")),
+            (Some(_), Some(_)) => {
+                return Err(format!("models.{name} has both `file` and `fake`"));
+            }
+        };
+        Ok(ModelConfig {
+            name,
+            aliases: self.aliases,
+            source,
+            executor,
+            engine,
+            lifecycle,
+        })
+    }
+
+    fn lifecycle(&self) -> LifecycleConfig {
+        let usual = LifecycleConfig::default();
+        LifecycleConfig {
+            enabled: self.enabled.unwrap_or(usual.enabled),
+            replicas: self.replicas.unwrap_or(usual.replicas),
+            replica_max: self.replica_max.unwrap_or(usual.replica_max),
+            load_on_demand: self.load_on_demand.unwrap_or(usual.load_on_demand),
+            idle_unload: self.idle_unload_s,
+            pinned: self.pinned.unwrap_or(usual.pinned),
+            device_weight: self.device_weight.unwrap_or(usual.device_weight),
+        }
+    }
+}
+
+fn optional_seconds<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    seconds(deserializer).map(Some)
+}
