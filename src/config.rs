@@ -6,9 +6,11 @@
 //! an unknown key is an error with its line and the nearest known key. Flags of the command line
 //! come last and win (`cli::serve`). The running server never writes configuration.
 
+mod executor;
 mod models;
 mod tables;
 
+pub use executor::{ExecutorConfig, TargetInflight};
 pub use models::{BUILTIN_MODEL, FakeConfig, LifecycleConfig, ModelConfig, ModelSource};
 
 use models::FileModel;
@@ -19,56 +21,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tables::{checked_table, deserialize, merge};
 use toml::{Table, Value};
-
-/// Limits of one executor.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ExecutorConfig {
-    /// Most requests waiting in the queue.
-    pub max_queue_depth: usize,
-    /// Most prompt tokens of all requests waiting in the queue; None = no such limit.
-    pub max_queued_prompt_tokens: Option<u64>,
-    /// Server-wide latency objective for requests that name none.
-    pub default_slo_ms: Option<u64>,
-    /// Who shares computed prompts, registered or found by chance.
-    pub prefix_isolation: PrefixIsolation,
-    /// Registered prefixes.
-    pub prefix_pool_capacity: usize,
-    /// Weight of the newest dispatch latency in its moving average.
-    pub ema_alpha: f64,
-    /// Jobs a replica should hold; None = what it can hold.
-    pub target_inflight: Option<u32>,
-    /// A waiting job gains one priority level per this time; 0 = off.
-    pub aging_interval_ms: u64,
-    /// Longest wait in the queue; in the file `queue_timeout_ms`.
-    #[serde(
-        rename = "queue_timeout_ms",
-        deserialize_with = "optional_milliseconds"
-    )]
-    pub queue_timeout: Option<Duration>,
-    /// Whether a request may take the slot of a running one of lower priority.
-    pub preempt_running: bool,
-    /// How often one request may lose its slot to others.
-    pub max_preemptions: u32,
-}
-
-impl Default for ExecutorConfig {
-    fn default() -> Self {
-        Self {
-            max_queue_depth: 128,
-            max_queued_prompt_tokens: None,
-            default_slo_ms: None,
-            prefix_isolation: PrefixIsolation::Key,
-            prefix_pool_capacity: 16,
-            ema_alpha: 0.2,
-            target_inflight: None,
-            aging_interval_ms: 5000,
-            queue_timeout: None,
-            preempt_running: false,
-            max_preemptions: 3,
-        }
-    }
-}
 
 /// Sizes of a native engine.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -405,10 +357,7 @@ impl Config {
             let slots = model
                 .slots()
                 .saturating_mul(model.lifecycle.replicas_most());
-            let slots = model
-                .executor
-                .target_inflight
-                .map_or(slots, |n| n.min(slots));
+            let slots = model.executor.target_max().map_or(slots, |n| n.min(slots));
             model
                 .executor
                 .max_queue_depth
@@ -501,12 +450,6 @@ fn section(table: &Table, model: &str, section: &str) -> Table {
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let seconds = f64::deserialize(deserializer)?;
     Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
-}
-
-fn optional_milliseconds<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Duration>, D::Error> {
-    u64::deserialize(deserializer).map(|ms| Some(Duration::from_millis(ms)))
 }
 
 #[cfg(test)]

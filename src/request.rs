@@ -420,9 +420,25 @@ pub enum RequestError {
     /// The runtime cannot do what was asked: the request's fault, and no retry helps.
     #[error("{0}")]
     Invalid(String),
-    /// Our bug or a dead replica; the text is for the client, details are in the log.
+    /// Our bug; the text is for the client, details are in the log.
     #[error("the model runtime failed: {0}")]
     Fault(String),
+    /// The replica that ran it died; another one may serve a retry. The text is for the client.
+    #[error("the replica that ran the request was lost: {0}")]
+    ReplicaLost(String),
+    /// Whoever runs it has no room for it now (an upstream's 429 or 503). Nothing is wrong with the
+    /// replica nor with the request.
+    #[error("the model's upstream is at capacity")]
+    Overloaded {
+        /// When the upstream says that a retry makes sense.
+        retry_after_ms: Option<u64>,
+    },
+    /// No replica of the model came back in the time that a request may wait for one.
+    #[error("no replica of the model is running; one is restarted as soon as that works")]
+    NoReplica {
+        /// When the next attempt to restart one is due.
+        retry_after_ms: u64,
+    },
 }
 
 /// The consumer is gone; the producer should stop and drop the job.

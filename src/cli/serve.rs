@@ -102,9 +102,9 @@ pub struct ServeArgs {
     /// Longest wait in the queue in seconds [default: no limit].
     #[arg(long, value_name = "SECONDS")]
     pub queue_timeout: Option<f64>,
-    /// Jobs the engine holds at once [default: what it can hold].
+    /// Jobs the engine holds at once: a number, or `auto` [default: what it can hold].
     #[arg(long, value_name = "COUNT")]
-    pub target_inflight: Option<u32>,
+    pub target_inflight: Option<crate::config::TargetInflight>,
     /// Worker threads of the inference APIs; a request holds one while it waits or runs [default: as
     /// many as may wait and run, and 16 more].
     #[arg(long, value_name = "COUNT")]

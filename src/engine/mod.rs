@@ -297,7 +297,7 @@ fn refuse_all(mut engine: Engine, commands: &Receiver<Command>, fault: String) {
     tracing::error!(fault, "the engine failed; its jobs are lost");
     let stats = engine.stats();
     stats.died();
-    let error = RequestError::Fault(fault);
+    let error = RequestError::ReplicaLost(fault);
     // The state may be torn, so even failing the jobs or freeing the memory may panic again; a
     // sink that is dropped without a terminal event reports a fault by itself.
     let ended = catch_unwind(AssertUnwindSafe(|| engine.fail_all(&error)));

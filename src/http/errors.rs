@@ -48,6 +48,9 @@ pub enum ErrorCode {
     ModelLoading,
     ModelUnloading,
     ModelFailed,
+    ReplicaLost,
+    NoReplica,
+    UpstreamOverloaded,
     ShuttingDown,
 }
 
@@ -92,6 +95,10 @@ impl ErrorCode {
             Self::ModelLoading => (503, UNAVAILABLE, "model_loading"),
             Self::ModelUnloading => (503, UNAVAILABLE, "model_unloading"),
             Self::ModelFailed => (503, UNAVAILABLE, "model_failed"),
+            // A retry finds another replica, or the same one restarted.
+            Self::ReplicaLost => (503, UNAVAILABLE, "replica_lost"),
+            Self::NoReplica => (503, UNAVAILABLE, "no_replica"),
+            Self::UpstreamOverloaded => (503, UNAVAILABLE, "upstream_overloaded"),
             Self::ShuttingDown => (503, UNAVAILABLE, "shutting_down"),
         }
     }
@@ -101,7 +108,8 @@ impl ErrorCode {
     pub fn retry_after_s(self) -> Option<u32> {
         match self {
             Self::QueueFull | Self::ServerOverloaded => Some(1),
-            Self::SloUnattainable | Self::ModelLoading => Some(2),
+            Self::ReplicaLost | Self::UpstreamOverloaded => Some(1),
+            Self::SloUnattainable | Self::ModelLoading | Self::NoReplica => Some(2),
             Self::ModelUnloading | Self::ShuttingDown => Some(5),
             _ => None,
         }
@@ -125,6 +133,8 @@ impl ErrorCode {
             | Self::ModelLoading
             | Self::ModelUnloading
             | Self::ModelFailed
+            | Self::NoReplica
+            | Self::UpstreamOverloaded
             | Self::ShuttingDown
             | Self::ContextLengthExceeded => Some(self.row().2),
             _ => None,
@@ -289,6 +299,9 @@ impl From<RequestError> for ApiError {
             RequestError::ModelUnloading => ErrorCode::ModelUnloading,
             RequestError::Invalid(_) => ErrorCode::InvalidValue,
             RequestError::Fault(_) => ErrorCode::InternalError,
+            RequestError::ReplicaLost(_) => ErrorCode::ReplicaLost,
+            RequestError::Overloaded { .. } => ErrorCode::UpstreamOverloaded,
+            RequestError::NoReplica { .. } => ErrorCode::NoReplica,
         };
         let numbers = match error {
             RequestError::QueueTimeout {
@@ -300,8 +313,18 @@ impl From<RequestError> for ApiError {
             ],
             _ => Vec::new(),
         };
+        let retry_after_s = match error {
+            RequestError::Overloaded {
+                retry_after_ms: Some(ms),
+            }
+            | RequestError::NoReplica { retry_after_ms: ms } => {
+                Some(ms.div_ceil(1000).clamp(1, 30) as u32)
+            }
+            _ => code.retry_after_s(),
+        };
         Self {
             numbers,
+            retry_after_s,
             is_hopeless: code == ErrorCode::InvalidValue,
             ..Self::new(code, error.to_string())
         }

@@ -1,7 +1,9 @@
 //! The adapter between the scheduler and whatever runs jobs: our engine, a child process, a
 //! remote server, a script for tests.
 //!
-//! A runtime is one replica. It is called by whoever has the executor's turn (`scheduler/driver`),
+//! A runtime is one replica. It never restarts itself: once it died, `status().alive` stays false and its
+//! unfinished jobs end with [`crate::request::RequestError::ReplicaLost`]; the executor then has a new one
+//! made through a [`ReplicaFactory`]. It is called by whoever has the executor's turn (`scheduler/driver`),
 //! one thread at a time, and must never block there. What is not here: queueing, priorities, admission (`scheduler`).
 
 pub mod fake;
@@ -26,6 +28,11 @@ pub fn held_tokens(request: &GenerationRequest) -> Option<u64> {
     (window.tokens > 0).then(|| n_tokens.min((n_blocks * PREFIX_BLOCK_TOKENS) as u64))
 }
 
+/// Makes one replica anew: loads the model, starts the child, looks whether the remote answers. Gets the
+/// index of the replica; may take long, and is called by several threads at once for several replicas.
+/// Err = it cannot be made now, in words for the log; it is asked again later.
+pub type ReplicaFactory = Arc<dyn Fn(usize) -> Result<Arc<dyn Runtime>, String> + Send + Sync>;
+
 /// What a runtime can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
@@ -44,7 +51,7 @@ pub struct Capability {
 /// What a runtime is doing, for metrics, health and the snapshot. Cheap to read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeStatus {
-    /// False after a fault: every submit fails.
+    /// False after a fault, for good: every submit fails.
     pub alive: bool,
     /// Jobs that hold a slot.
     pub running: u32,

@@ -21,7 +21,7 @@ use super::ticket::{CancelHandle, Ticket, TokenStream};
 use crate::clock::{Clock, SystemClock};
 use crate::config::ExecutorConfig;
 use crate::request::{GenerationRequest, RequestError, RequestId};
-use crate::runtime::{LoopCost, Runtime, held_tokens};
+use crate::runtime::{LoopCost, ReplicaFactory, Runtime, held_tokens};
 use crate::tokenizer::{TextStream, Tokenizer};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -44,16 +44,19 @@ pub struct ExecutorContext {
     pub clock: Arc<dyn Clock>,
     /// Where counts go.
     pub metrics: Arc<Metrics>,
+    /// Makes a lost replica anew; None = a lost replica stays lost.
+    pub factory: Option<ReplicaFactory>,
 }
 
 impl ExecutorContext {
-    /// The system clock and a metrics registry shared with others.
+    /// The system clock, a metrics registry shared with others, and no factory.
     #[must_use]
     pub fn new(model: impl Into<String>, metrics: Arc<Metrics>) -> Self {
         Self {
             model: model.into(),
             clock: Arc::new(SystemClock),
             metrics,
+            factory: None,
         }
     }
 }
@@ -187,13 +190,14 @@ impl Executor {
             model,
             clock,
             metrics,
+            factory: _,
         } = context;
         let tokenizer = runtimes.iter().find_map(|runtime| runtime.tokenizer());
         let replicas: Vec<Replica> = runtimes
             .into_iter()
             .map(|runtime| {
                 let max_inflight = runtime.capability().max_inflight;
-                let target = replica::effective_target(config.target_inflight, max_inflight);
+                let target = replica::effective_target(config.target_max(), max_inflight);
                 Replica { runtime, target }
             })
             .collect();

@@ -12,6 +12,7 @@ use super::lifecycle::{Lifecycle, Stamps};
 use super::record::{Ending, Record, SubmitOptions};
 use super::row_histogram::RowHistogram;
 use super::snapshot::Snapshot;
+use crate::config::TargetInflight;
 use crate::request::RequestError;
 use crate::runtime::{RowCounts, RuntimeStatus};
 use parking_lot::Mutex;
@@ -138,7 +139,7 @@ impl Gauges {
             ),
             configured_target: gauge(
                 "tinyloop_configured_target_inflight",
-                "Jobs a replica should hold, as configured; 0 means what it can hold.",
+                "Jobs a replica should hold, as configured; 0 means what it can hold, or what is found by trying.",
                 model,
             ),
             effective_target: gauge(
@@ -327,7 +328,10 @@ impl Metrics {
                 .with_label_values(&[model, state])
                 .set(pages as f64);
         }
-        let configured = snapshot.configured_target_inflight.unwrap_or(0);
+        let configured = match snapshot.configured_target_inflight {
+            Some(TargetInflight::Jobs(n_jobs)) => n_jobs,
+            Some(TargetInflight::Auto) | None => 0,
+        };
         set(&gauges.configured_target, f64::from(configured));
         set(
             &gauges.effective_target,

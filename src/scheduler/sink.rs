@@ -64,9 +64,11 @@ impl JobSink for Sink {
         }
         match event {
             GenerationEvent::Finished { reason, usage } => self.end(Ending::Done { reason, usage }),
-            GenerationEvent::Failed(RequestError::Fault(text)) => {
-                self.end(Ending::Failed(RequestError::Fault(text)));
-            }
+            GenerationEvent::Failed(
+                error @ (RequestError::Fault(_)
+                | RequestError::ReplicaLost(_)
+                | RequestError::Overloaded { .. }),
+            ) => self.end(Ending::Failed(error)),
             GenerationEvent::Failed(error) => self.end(Ending::Cancelled(error)),
             event => {
                 if !matches!(event, GenerationEvent::PromptLogprobs(_)) {

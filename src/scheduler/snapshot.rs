@@ -8,6 +8,7 @@ use super::admission::Loops;
 use super::lifecycle::{Lifecycle, Stamp};
 use super::prefix_pool::PrefixPoolStats;
 use super::record::Record;
+use crate::config::TargetInflight;
 use crate::request::RequestId;
 use crate::runtime::RuntimeStatus;
 use std::sync::Arc;
@@ -81,7 +82,7 @@ pub struct Snapshot {
     /// Moving average of the time from dispatch to completion; None before the first.
     pub ema_dispatch_ms: Option<f64>,
     /// Per replica, as configured; None = what it can hold.
-    pub configured_target_inflight: Option<u32>,
+    pub configured_target_inflight: Option<TargetInflight>,
     /// Over all replicas, after clamping.
     pub effective_target_inflight: u32,
     /// Started and not closed.

@@ -160,7 +160,7 @@ fn a_panic_or_a_device_error_fails_its_replica_and_nothing_else() {
         let engine = Engine::spawn(faulty(fault), "test").expect("it starts");
         assert!(engine.stats().snapshot().alive);
         let event = wait_for(&engine, &greedy(prompt(1, 10), 50));
-        let GenerationEvent::Failed(RequestError::Fault(text)) = event else {
+        let GenerationEvent::Failed(RequestError::ReplicaLost(text)) = event else {
             panic!("{event:?}");
         };
         assert!(text.contains("planned"), "{text}");
@@ -168,7 +168,7 @@ fn a_panic_or_a_device_error_fails_its_replica_and_nothing_else() {
         let event = wait_for(&engine, &greedy(prompt(1, 10), 50));
         assert!(matches!(
             event,
-            GenerationEvent::Failed(RequestError::Fault(_))
+            GenerationEvent::Failed(RequestError::ReplicaLost(_))
         ));
         let figures = engine.stats().snapshot();
         assert_eq!(
@@ -227,7 +227,7 @@ fn a_panic_between_two_steps_is_a_fault_of_the_replica_like_one_inside() {
         sink: Box::new(PanickingSink),
     });
     let event = wait_for(&engine, &greedy(prompt(1, 10), 5));
-    let GenerationEvent::Failed(RequestError::Fault(text)) = event else {
+    let GenerationEvent::Failed(RequestError::ReplicaLost(text)) = event else {
         panic!("{event:?}");
     };
     assert!(text.contains("planned"), "{text}");

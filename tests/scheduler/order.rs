@@ -4,7 +4,7 @@ use crate::support::{Bench, run_order};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::time::Duration;
-use tinyloop::config::ExecutorConfig;
+use tinyloop::config::{ExecutorConfig, TargetInflight};
 use tinyloop::runtime::fake::FakeRuntime;
 use tinyloop::scheduler::Ticket;
 
@@ -42,7 +42,7 @@ fn aging_lets_old_requests_pass_younger_ones_of_higher_priority() {
 fn in_flight_never_exceeds_the_effective_target_and_both_targets_are_shown() {
     for (configured, expected) in [(None, 3), (Some(2), 2), (Some(9), 3)] {
         let config = ExecutorConfig {
-            target_inflight: configured,
+            target_inflight: configured.map(TargetInflight::Jobs),
             ..ExecutorConfig::default()
         };
         let bench = Bench::stepped(3, config);
@@ -50,7 +50,8 @@ fn in_flight_never_exceeds_the_effective_target_and_both_targets_are_shown() {
         bench.executor.drive();
         assert_eq!(bench.counts(), (5 - expected as usize, expected));
         let snapshot = bench.executor.snapshot();
-        assert_eq!(snapshot.configured_target_inflight, configured);
+        let shown = configured.map(TargetInflight::Jobs);
+        assert_eq!(snapshot.configured_target_inflight, shown);
         assert_eq!(snapshot.effective_target_inflight, expected);
     }
 }

@@ -29,6 +29,7 @@ impl Bench {
             model: "m".to_owned(),
             clock: Arc::new(clock.clone()),
             metrics: Arc::clone(&metrics),
+            factory: None,
         };
         let dynamic = runtimes.iter().map(|r| Arc::clone(r) as Arc<dyn Runtime>);
         let executor = Executor::with_context(dynamic.collect(), config, context);
