@@ -14,6 +14,7 @@ const RANKS: &[(&str, u32)] = &[
     ("error", 0),
     ("dtype", 0),
     ("clock", 0),
+    ("rate", 0),
     ("config", 0),
     ("backend", 10),
     ("format", 11),

@@ -68,7 +68,11 @@ impl Handler for DataPlane {
             let metrics = self.state.pool().metrics();
             metrics.refused_unread(code.row().2);
         }
-        let error = self.manner().apply(&ApiError::new(code, refusal.reason));
+        let error = ApiError {
+            numbers: self.state.wire_numbers(),
+            ..ApiError::new(code, refusal.reason)
+        };
+        let error = self.manner().apply(&error);
         let mut headers = vec![
             ("content-type".to_owned(), "application/json".to_owned()),
             ("x-request-id".to_owned(), request_id(None)),
@@ -83,7 +87,7 @@ impl DataPlane {
     fn manner(&self) -> Manner {
         Manner {
             overload_status: self.overload_status,
-            drain: Arc::clone(self.state.drain()),
+            state: Arc::clone(&self.state),
         }
     }
 

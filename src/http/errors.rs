@@ -103,16 +103,22 @@ impl ErrorCode {
         }
     }
 
-    /// Seconds after which a retry makes sense; None where it does not.
+    /// Whether the same request may succeed once what is here has drained. How long that takes is
+    /// measured, by the executor or by the connection layer; see [`ApiError::retry_after_s`].
     #[must_use]
-    pub fn retry_after_s(self) -> Option<u32> {
-        match self {
-            Self::QueueFull | Self::ServerOverloaded => Some(1),
-            Self::ReplicaLost | Self::UpstreamOverloaded => Some(1),
-            Self::SloUnattainable | Self::ModelLoading | Self::NoReplica => Some(2),
-            Self::ModelUnloading | Self::ShuttingDown => Some(5),
-            _ => None,
-        }
+    pub fn passes(self) -> bool {
+        matches!(
+            self,
+            Self::QueueFull
+                | Self::SloUnattainable
+                | Self::ServerOverloaded
+                | Self::UpstreamOverloaded
+                | Self::ReplicaLost
+                | Self::NoReplica
+                | Self::ModelLoading
+                | Self::ModelUnloading
+                | Self::ShuttingDown
+        )
     }
 
     /// Refusals for load, whose status the operator chooses (`server.overload_status`).
@@ -174,7 +180,8 @@ pub struct ApiError {
     pub param: Option<String>,
     /// Value of `Allow` (405).
     pub allow: Option<&'static str>,
-    /// Seconds for `Retry-After`.
+    /// Seconds for `Retry-After`. None where nobody knows better than the connection layer, whose rate
+    /// is put in on the way out when the code [`ErrorCode::passes`].
     pub retry_after_s: Option<u32>,
     /// Why it was not run: `x-tinyloop-rejected` and `reason` in the body.
     pub rejected: Option<&'static str>,
@@ -194,7 +201,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             allow: None,
-            retry_after_s: code.retry_after_s(),
+            retry_after_s: None,
             rejected: code.rejection(),
             is_hopeless: code == ErrorCode::ContextLengthExceeded,
             numbers: Vec::new(),
@@ -346,7 +353,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::AdmissionRejected { .. } => ErrorCode::SloUnattainable,
         };
         Self {
-            retry_after_s: error.retry_after_s().or(code.retry_after_s()),
+            retry_after_s: error.retry_after_s(),
             rejected: Some(error.reason()),
             is_hopeless: !error.should_retry(),
             numbers: error.numbers(),

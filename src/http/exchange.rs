@@ -8,7 +8,7 @@ use super::access_log::AccessRecord;
 use super::errors::{ApiError, ErrorCode};
 use super::ops::OpsAnswer;
 use super::sse;
-use super::state::Drain;
+use super::state::ServerState;
 use super::wire::{EventWriter, Responder};
 use serde::Serialize;
 use std::io;
@@ -34,8 +34,9 @@ pub struct Exchange {
 pub struct Manner {
     /// Status of refusals for load, 503 or 429.
     pub overload_status: u16,
-    /// Whose numbers stand in every `shutting_down`.
-    pub drain: Arc<Drain>,
+    /// Whose numbers stand in every `shutting_down`, and whose rate in every `Retry-After` that the
+    /// executor had no better number for.
+    pub state: Arc<ServerState>,
 }
 
 impl Manner {
@@ -44,7 +45,10 @@ impl Manner {
     pub fn apply(&self, error: &ApiError) -> ApiError {
         let mut error = error.for_load(self.overload_status);
         if error.code == ErrorCode::ShuttingDown {
-            error.numbers.extend(self.drain.numbers());
+            error.numbers.extend(self.state.drain().numbers());
+        }
+        if error.retry_after_s.is_none() && error.code.passes() {
+            error.retry_after_s = Some(self.state.retry_after_s());
         }
         error
     }

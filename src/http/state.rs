@@ -77,6 +77,29 @@ impl ServerState {
         self.wire.get_or_init(|| Arc::downgrade(wire));
     }
 
+    /// Seconds after which a refused client should come again, by the rate at which the data plane's
+    /// workers get done.
+    #[must_use]
+    pub fn retry_after_s(&self) -> u32 {
+        let wire = self.wire.get().and_then(Weak::upgrade);
+        wire.map_or(1, |wire| wire.retry_after_s())
+    }
+
+    /// For refusals by the connection layer: what it holds.
+    #[must_use]
+    pub fn wire_numbers(&self) -> Vec<(&'static str, f64)> {
+        let Some(wire) = self.wire.get().and_then(Weak::upgrade) else {
+            return Vec::new();
+        };
+        let stats = wire.stats();
+        let count = |gauge: &std::sync::atomic::AtomicU64| gauge.load(Ordering::Relaxed) as f64;
+        vec![
+            ("workers_busy", count(&stats.busy_workers)),
+            ("requests_queued", count(&stats.queued)),
+            ("requests_queued_max", wire.config().queue as f64),
+        ]
+    }
+
     /// The models.
     #[must_use]
     pub fn pool(&self) -> &Pool {
@@ -173,11 +196,10 @@ impl ServerState {
 fn loaded(entry: PoolEntry) -> Result<Arc<LoadedModel>, ApiError> {
     match entry {
         PoolEntry::Loaded(model) => Ok(model),
-        PoolEntry::Loading(model) => Err(ApiError::param(
-            ErrorCode::ModelLoading,
-            "model",
-            loading_message(&model),
-        )),
+        PoolEntry::Loading(model) => Err(ApiError {
+            retry_after_s: Some(model.retry_after_s()),
+            ..ApiError::param(ErrorCode::ModelLoading, "model", loading_message(&model))
+        }),
     }
 }
 

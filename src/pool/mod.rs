@@ -14,12 +14,13 @@
 pub mod loader;
 
 use crate::model::ExitRules;
+use crate::rate::finished_after_s;
 use crate::scheduler::{Executor, Metrics};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use parking_lot::RwLock;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What is known of a model beside its executor; for lists and admin pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,11 +116,14 @@ pub struct LoadingModel {
     /// Written by the loader, read by probes: for people, so relaxed.
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
+    /// Of the first report.
+    begun: OnceLock<Instant>,
 }
 
 impl LoadingModel {
     /// The loader reports bytes done of total.
     pub fn report(&self, done_bytes: u64, total_bytes: u64) {
+        self.begun.get_or_init(Instant::now);
         self.total_bytes.store(total_bytes, Ordering::Relaxed);
         self.done_bytes.store(done_bytes, Ordering::Relaxed);
     }
@@ -129,6 +133,14 @@ impl LoadingModel {
     pub fn progress(&self) -> (u64, u64) {
         let total = self.total_bytes.load(Ordering::Relaxed);
         (self.done_bytes.load(Ordering::Relaxed).min(total), total)
+    }
+
+    /// Whole seconds, 1..=30, until it should be there, by the rate of the load so far.
+    #[must_use]
+    pub fn retry_after_s(&self) -> u32 {
+        let (done, total) = self.progress();
+        let elapsed = self.begun.get().map(Instant::elapsed).unwrap_or_default();
+        finished_after_s(done, total, elapsed)
     }
 }
 

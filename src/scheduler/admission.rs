@@ -32,6 +32,7 @@
 //! for more evidence, and that evidence expires.
 
 use super::refusal::{Objective, SubmitError};
+use crate::rate::{drained_after_s, retry_after_s};
 use crate::runtime::LoopCost;
 
 /// The request's side.
@@ -156,7 +157,7 @@ pub fn decide(demand: Demand, supply: Supply) -> Admission {
 
 fn closed(_demand: Demand, supply: Supply) -> Option<SubmitError> {
     let in_flight = supply.in_flight;
-    let retry_after_s = drained_after_s(in_flight, supply.measured.drain_rate_per_s);
+    let retry_after_s = drained_after_s(in_flight as usize, supply.measured.drain_rate_per_s);
     Some(match supply.closed? {
         Closed::NotStarted => SubmitError::NotStarted,
         Closed::ShuttingDown => SubmitError::Shutdown {
@@ -380,23 +381,6 @@ fn share(cost: LoopCost, loops: u32, asked: u32) -> f64 {
 /// `(ahead + share) * ema / capacity`.
 fn wait_ms(queue_ahead: usize, share: f64, ema_ms: f64, capacity: u32) -> f64 {
     (queue_ahead as f64 + share) * ema_ms / f64::from(capacity.max(1))
-}
-
-/// Whole seconds, 1..=30, until what runs should have ended; 5 when nothing is known.
-fn drained_after_s(in_flight: u32, drain_rate_per_s: Option<f64>) -> u32 {
-    match drain_rate_per_s.filter(|rate| *rate > 0.0) {
-        Some(rate) => (f64::from(in_flight) / rate).ceil().clamp(1.0, 30.0) as u32,
-        None => 5,
-    }
-}
-
-/// Whole seconds, 1..=30, until half of the queue should have drained; 1 when nothing is known.
-#[must_use]
-pub fn retry_after_s(queue_depth: usize, drain_rate_per_s: Option<f64>) -> u32 {
-    let Some(rate) = drain_rate_per_s.filter(|rate| *rate > 0.0) else {
-        return 1;
-    };
-    (queue_depth as f64 / 2.0 / rate).ceil().clamp(1.0, 30.0) as u32
 }
 
 #[cfg(test)]

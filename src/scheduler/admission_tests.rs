@@ -558,21 +558,6 @@ fn who_gets_a_slot_by_preemption_needs_no_place_in_the_queue() {
     assert_eq!(verdict(DEMAND, may_preempt), "admit");
 }
 
-#[test]
-fn retry_advice_follows_the_drain_rate() {
-    for (depth, rate, expected) in [
-        (100, None, 1),
-        (100, Some(0.0), 1),
-        (100, Some(10.0), 5),
-        (100, Some(1.0), 30),
-        (0, Some(1.0), 1),
-        (3, Some(1e9), 1),
-        (usize::MAX, Some(1e-300), 30),
-    ] {
-        assert_eq!(retry_after_s(depth, rate), expected, "{depth} {rate:?}");
-    }
-}
-
 proptest! {
     /// Loops are granted only where the objective then holds, and never fewer than accepted or
     /// fewer than needed.

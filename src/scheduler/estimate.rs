@@ -14,15 +14,12 @@
 //!
 //! Owned by the queue, behind its lock. What is not here: what is made of it (`admission`).
 
+use crate::rate::{DrainRate, FORGET_AFTER, WINDOW, push_bounded};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Samples that floors and the drain rate look back at.
-pub const WINDOW: usize = 32;
 /// Fewest fresh samples from which a floor is told.
 pub const FLOOR_SAMPLES_MIN: usize = 8;
-/// Age at which a sample is no evidence any more.
-pub const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,8 +53,8 @@ pub struct Estimates {
     ema_first_token_ms: Option<f64>,
     /// Oldest first; at most `WINDOW`.
     samples: VecDeque<(Instant, Sample)>,
-    /// When slots came free, however that was; oldest first, at most `WINDOW`.
-    releases: VecDeque<Instant>,
+    /// Slots that came free, however that was.
+    releases: DrainRate,
 }
 
 impl Estimates {
@@ -69,13 +66,13 @@ impl Estimates {
             ema_dispatch_ms: None,
             ema_first_token_ms: None,
             samples: VecDeque::with_capacity(WINDOW),
-            releases: VecDeque::with_capacity(WINDOW),
+            releases: DrainRate::default(),
         }
     }
 
     /// A slot came free; `sample` if its request ended well.
     pub fn released(&mut self, sample: Option<Sample>, now: Instant) {
-        push_bounded(&mut self.releases, now);
+        self.releases.ended(now);
         let Some(sample) = sample else { return };
         let ema = next_ema(self.ema_dispatch_ms, sample.service_ms, self.alpha);
         self.ema_dispatch_ms = Some(ema);
@@ -95,13 +92,7 @@ impl Estimates {
     /// Completions per second in the last [`FORGET_AFTER`]; None when unknown.
     #[must_use]
     pub fn drain_rate_per_s(&self, now: Instant) -> Option<f64> {
-        let mut fresh = self
-            .releases
-            .iter()
-            .filter(|at| now.duration_since(**at) < FORGET_AFTER);
-        let oldest = fresh.next()?;
-        let span = now.duration_since(*oldest).as_secs_f64();
-        (span > 0.0).then(|| (1 + fresh.count()) as f64 / span)
+        self.releases.per_s(now)
     }
 
     /// Everything, as far as it is still evidence. `is_idle`: nothing waits and nothing runs, so
@@ -122,13 +113,6 @@ impl Estimates {
             drain_rate_per_s: self.drain_rate_per_s(now),
         }
     }
-}
-
-fn push_bounded<T>(window: &mut VecDeque<T>, item: T) {
-    if window.len() == WINDOW {
-        window.pop_front();
-    }
-    window.push_back(item);
 }
 
 /// The smallest, if there are enough.
@@ -155,6 +139,7 @@ pub fn n_to_forget(alpha: f64, rest: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn sample(service_ms: f64) -> Option<Sample> {
         Some(Sample {

@@ -12,7 +12,7 @@ command -v wrk >/dev/null || { echo "wrk is missing: apt-get install wrk" >&2; e
 
 work=$(mktemp -d)
 server=
-stop() { [ -z "$server" ] || { kill "$server" 2>/dev/null; wait "$server" 2>/dev/null; }; server=; }
+stop() { [ -z "$server" ] || { kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; }; server=; }
 trap 'stop || true; rm -rf "$work"' EXIT
 
 start() { # arguments of serve
@@ -78,6 +78,71 @@ start --config "$work/fake.toml" --max-queue-depth 1000
 echo "  resident before: $(resident_kb) kB"
 "$binary" bench-http "127.0.0.1:$port" --echo --clients 500 --requests 1000 --tokens 100
 echo "  resident after: $(resident_kb) kB"
+stop
+
+# Refusals: how long a client waits for its no (the limit we set ourselves: 10 ms).
+refused() { # name, wanted status and code, body, one more wrk option
+  cat >"$work/refused.lua" <<LUA
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+wrk.body = [[$3]]
+local threads = {}
+function setup(thread) table.insert(threads, thread) end
+function init() n, n_wanted, other = 0, 0, "" end
+function response(status, headers, body)
+  n = n + 1
+  if body:find([[$2]], 1, true) then n_wanted = n_wanted + 1 else other = status .. " " .. body end
+end
+function done(summary, latency)
+  local n, wanted, other = 0, 0, ""
+  for _, t in ipairs(threads) do
+    n, wanted, other = n + t:get("n"), wanted + t:get("n_wanted"), other .. t:get("other")
+  end
+  print(string.format("  %-18s %8d refused of %8d  p50 %.2f ms  p99 %.2f ms  longest %.2f ms",
+    "$1", wanted, n, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, latency.max / 1e3))
+  if wanted < n or n == 0 then print("  not refused: " .. other) end
+end
+LUA
+  wrk -t1 -c"${4:-8}" -d3s -s "$work/refused.lua" "$url/v1/completions" | grep refused
+}
+
+echo "== refusals while the model is busy, 8 connections"
+cat >"$work/fake.toml" <<'TOML'
+[models.busy]
+executor = { max_queue_depth = 2 }
+fake = { max_inflight = 1, tick_s = 0.5 }
+[models.slow]
+fake = { max_inflight = 1, tick_s = 0.05 }
+TOML
+start --config "$work/fake.toml" --drain-timeout 20
+long='"prompt": "abcdefgh", "max_tokens": 8'
+hold() { curl -s "$url/v1/completions" -H 'content-type: application/json' -d "$1" >"$work/held" & }
+for _ in 1 2 3 4 5 6 7 8 9; do # an objective is judged by what was seen before
+  curl -s "$url/v1/completions" -H 'content-type: application/json' -d "{\"model\": \"slow\", $long}" >/dev/null
+done
+for _ in 1 2 3; do hold '{"model": "busy", "prompt": "abcdefghijklmnopqrstuvwxyzabcdef", "max_tokens": 32}'; done
+hold '{"model": "slow", "prompt": "'"$(printf 'a%.0s' $(seq 400))"'", "max_tokens": 400}'
+sleep 0.5
+refused queue_full '"queue_full"' '{"model": "busy", "prompt": "a", "max_tokens": 8}'
+refused slo_unattainable '"slo_unattainable"' "{\"model\": \"slow\", $long, \"slo_ms\": 500}"
+refused "never possible" '"context_length_exceeded"' '{"model": "slow", "prompt": "a", "max_tokens": 99999999}'
+refused "unknown model" '"model_not_found"' '{"model": "none", "prompt": "a"}'
+kill -TERM "$server"
+sleep 0.3
+refused shutting_down '"shutting_down"' '{"model": "slow", "prompt": "a"}'
+kill -TERM "$server"
+stop
+cat >"$work/fake.toml" <<'TOML'
+[server]
+http_workers = 1
+http_queue_depth = 1
+[models.busy.fake]
+tick_s = 0.5
+TOML
+start --config "$work/fake.toml"
+for _ in 1 2; do hold '{"prompt": "abcdefghijklmnopqrstuvwxyzabcdef", "max_tokens": 32}'; done
+sleep 0.5
+refused overloaded '"overloaded"' '{"prompt": "a", "max_tokens": 8}'
 stop
 
 echo "== $(basename "$model"), POST /v1/completions, 4 prompt tokens, 1 token out, 32 connections"

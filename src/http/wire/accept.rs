@@ -112,7 +112,7 @@ impl Poller {
             http11: true,
             keep: false,
         };
-        let answer = refusal::render(&*self.ctx.home.handler, &refusal, framing, false);
+        let answer = refusal::render(&self.ctx.home, &refusal, framing, false);
         let _ = stream.write(&answer);
         stream.finish_writing();
         // Closing over unread input would send a reset and take the answer away. What is there is read

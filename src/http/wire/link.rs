@@ -8,12 +8,13 @@ use super::config::WireConfig;
 use super::net::Stream;
 use super::stats::WireStats;
 use super::{Handler, config};
+use crate::rate::{DrainRate, drained_after_s, retry_after_s};
 use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 type Hook = Box<dyn FnOnce() + Send>;
@@ -150,6 +151,8 @@ pub(super) struct Home {
     closing: AtomicBool,
     /// When what still runs is cut; set with `closing`.
     drain_until: Mutex<Option<Instant>>,
+    /// How fast the workers get done; the ops set doesn't count.
+    drain_rate: Mutex<DrainRate>,
 }
 
 impl Home {
@@ -168,6 +171,7 @@ impl Home {
             pending: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             drain_until: Mutex::new(None),
+            drain_rate: Mutex::default(),
         }
     }
 
@@ -205,11 +209,62 @@ impl Home {
         self.wake();
     }
 
+    /// A worker is done with a request.
+    pub(super) fn worked(&self, now: Instant) {
+        self.drain_rate.lock().ended(now);
+    }
+
+    /// Seconds after which a client that is refused now should come again, by the rate at which the
+    /// workers got done lately: half of what is here will be gone then, or all of it in a drain, which
+    /// ends at its deadline anyway.
+    pub(super) fn retry_after_s(&self, now: Instant) -> u32 {
+        let rate = self.drain_rate.lock().per_s(now);
+        let count = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed) as usize;
+        let n_here = count(&self.stats.queued) + count(&self.stats.busy_workers);
+        let drain_left = self
+            .drain_until()
+            .map(|cut_at| cut_at.saturating_duration_since(now));
+        advice_s(n_here, rate, drain_left)
+    }
+
     pub(super) fn drain_until(&self) -> Option<Instant> {
         if self.is_closing() {
             *self.drain_until.lock()
         } else {
             None
+        }
+    }
+}
+
+/// See [`Home::retry_after_s`]. `drain_left`: until what still runs is cut; None = there is no drain.
+fn advice_s(n_here: usize, rate_per_s: Option<f64>, drain_left: Option<Duration>) -> u32 {
+    let Some(left) = drain_left else {
+        return retry_after_s(n_here, rate_per_s);
+    };
+    let left_s = left.as_secs_f64().ceil().max(1.0) as u32;
+    drained_after_s(n_here, rate_per_s).min(left_s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_clients_are_told_how_long_what_is_here_takes() {
+        let left = |ms| Some(Duration::from_millis(ms));
+        for (n_here, rate_per_s, drain_left, expected_s) in [
+            (0, None, None, 1),
+            (300, None, None, 1), // nothing ended yet, so nothing is known
+            (300, Some(30.0), None, 5),
+            (300, Some(3000.0), None, 1),
+            (300, Some(0.5), None, 30),
+            (4, None, left(60_000), 5),
+            (4, Some(0.5), left(60_000), 8),
+            (4, Some(0.5), left(2500), 3), // cut by then, whatever the rate
+            (4, Some(0.5), left(0), 1),
+        ] {
+            let advice = advice_s(n_here, rate_per_s, drain_left);
+            assert_eq!(advice, expected_s, "{n_here} {rate_per_s:?} {drain_left:?}");
         }
     }
 }

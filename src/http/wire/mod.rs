@@ -154,6 +154,13 @@ impl WireServer {
         &self.home.stats
     }
 
+    /// Whole seconds, 1..=30, after which a client that is refused now should come again, by the rate
+    /// at which the workers got done lately.
+    #[must_use]
+    pub fn retry_after_s(&self) -> u32 {
+        self.home.retry_after_s(Instant::now())
+    }
+
     /// Begins what `shutdown` does and returns at once: from now on every answer closes.
     pub fn begin_drain(&self, drain: Duration) {
         self.home.close(drain);
@@ -245,7 +252,8 @@ fn spawn_threads(
         for i in 0..count.max(1) {
             let (lane, home, alive) = (lane.clone(), home.clone(), alive.clone());
             let builder = std::thread::Builder::new().name(format!("{name}-{i}"));
-            workers.push(builder.spawn(move || work(&lane, &home, alive))?);
+            let is_ops = name == "http-ops";
+            workers.push(builder.spawn(move || work(&lane, &home, is_ops, alive))?);
         }
     }
     let builder = std::thread::Builder::new().name("http-poll".into());
@@ -258,7 +266,7 @@ fn spawn_threads(
 }
 
 /// A worker's life.
-fn work(lane: &Lane<Job>, home: &Home, alive: Sender<Infallible>) {
+fn work(lane: &Lane<Job>, home: &Home, is_ops: bool, alive: Sender<Infallible>) {
     let stats = &home.stats;
     while let Some(Job {
         request,
@@ -271,6 +279,9 @@ fn work(lane: &Lane<Job>, home: &Home, alive: Sender<Infallible>) {
         let outcome = catch_unwind(AssertUnwindSafe(|| home.handler.handle(request, responder)));
         drop(charge);
         stats.busy_workers.fetch_sub(1, Relaxed);
+        if !is_ops {
+            home.worked(Instant::now());
+        }
         if outcome.is_err() {
             stats.panics.fetch_add(1, Relaxed);
             tracing::error!("a request handler panicked; its client got a 500 or a cut stream");

@@ -3,12 +3,10 @@
 //! Rendered on the poll thread, or on a worker whose handler panicked. The handler's code runs inside
 //! `catch_unwind`, so a bug there costs the body of one refusal and nothing else.
 
-use super::Handler;
 use super::head::{self, Ending, Framing};
+use super::link::Home;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Seconds after which a client that was refused for load may try again.
-const RETRY_AFTER_S: &str = "1";
+use std::time::Instant;
 
 /// Why the wire refuses a request without running the handler (or after its panic).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,14 +19,15 @@ pub struct Refusal<'a> {
     pub path: Option<&'a str>,
 }
 
-/// The whole response. `head_only` leaves out the body, as HEAD wants it.
+/// The whole response. `head_only` leaves out the body, as HEAD wants it. A 503 says when to come
+/// again.
 pub(super) fn render(
-    handler: &dyn Handler,
+    home: &Home,
     refusal: &Refusal<'_>,
     framing: Framing,
     head_only: bool,
 ) -> Vec<u8> {
-    let shaped = catch_unwind(AssertUnwindSafe(|| handler.refuse(refusal)));
+    let shaped = catch_unwind(AssertUnwindSafe(|| home.handler.refuse(refusal)));
     let (fields, body) = shaped.unwrap_or_else(|_| {
         tracing::error!(
             status = refusal.status,
@@ -36,6 +35,7 @@ pub(super) fn render(
         );
         (Vec::new(), refusal.reason.as_bytes().to_vec())
     });
+    let retry_after = home.retry_after_s(Instant::now()).to_string();
     let mut fields: Vec<(&str, &str)> = fields
         .iter()
         .map(|(n, v)| (n.as_str(), v.as_str()))
@@ -45,7 +45,7 @@ pub(super) fn render(
             .iter()
             .any(|(name, _)| name.eq_ignore_ascii_case("retry-after"))
     {
-        fields.push(("Retry-After", RETRY_AFTER_S));
+        fields.push(("Retry-After", retry_after.as_str()));
     }
     let length = Ending::Length(body.len());
     let rendered = head::render(refusal.status, &fields, framing, length)

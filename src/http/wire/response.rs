@@ -149,7 +149,7 @@ impl Responder {
             keep: false,
             ..self.framing
         };
-        let out = refusal::render(&*self.home.handler, refusal, framing, self.head_only);
+        let out = refusal::render(&self.home, refusal, framing, self.head_only);
         if self.link.stream.write(&out).ok() != Some(out.len()) {
             self.verdict = Some(Verdict::Abort);
         }

@@ -161,7 +161,7 @@ impl Conn {
             path: Some(request.path()),
         };
         let head_only = request.method() == "HEAD";
-        let answer = refusal::render(&*home.handler, &refusal, framing, head_only);
+        let answer = refusal::render(home, &refusal, framing, head_only);
         self.state = State::Reading {
             stage: Stage::Idle,
             since: Instant::now(),
@@ -187,7 +187,7 @@ impl Conn {
             keep: false,
         };
         let head_only = head.is_some_and(|request| request.method() == "HEAD");
-        let answer = refusal::render(&*ctx.home.handler, &refusal, framing, head_only);
+        let answer = refusal::render(&ctx.home, &refusal, framing, head_only);
         self.say(&answer);
         self.linger(ctx)
     }
