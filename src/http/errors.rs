@@ -327,7 +327,7 @@ impl From<RequestError> for ApiError {
             | RequestError::NoReplica { retry_after_ms: ms } => {
                 Some(ms.div_ceil(1000).clamp(1, 30) as u32)
             }
-            _ => code.retry_after_s(),
+            _ => None,
         };
         Self {
             numbers,
