@@ -6,10 +6,15 @@
 //! an unknown key is an error with its line and the nearest known key. Flags of the command line
 //! come last and win (`cli::serve`). The running server never writes configuration.
 
+mod backends;
 mod executor;
 mod models;
 mod tables;
 
+pub use backends::{
+    AllowRemote, CallLimits, Dialect, LlamaServerConfig, OpenaiRemoteConfig, ProcessConfig,
+    VllmServeConfig,
+};
 pub use executor::{ExecutorConfig, TargetInflight};
 pub use models::{BUILTIN_MODEL, FakeConfig, LifecycleConfig, ModelConfig, ModelSource};
 

@@ -5,6 +5,10 @@
 //! runtime. The engine reads token ids only; text exists on the HTTP side and in remote runtimes.
 //! What is *not* here: lifecycle state (`scheduler`), sequences (`engine`), JSON (`http`).
 
+mod upstream;
+
+pub use upstream::{TextLogprob, TextToken, UpstreamCall, UpstreamFault, UpstreamPrompt};
+
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -262,7 +266,7 @@ pub struct AdaptiveExit {
 pub struct GenerationRequest {
     /// Identity in logs, metrics, cancel routes.
     pub id: RequestId,
-    /// Prompt tokens, special ones included; never empty.
+    /// Prompt tokens, special ones included; empty only with `upstream`.
     pub prompt: Arc<[TokenId]>,
     /// Most tokens to generate; 0 scores the prompt only.
     pub max_tokens: u32,
@@ -292,6 +296,9 @@ pub struct GenerationRequest {
     pub reuse_prefix: bool,
     /// Requests share cached prefixes only within one key (tenant isolation).
     pub isolation_key: u64,
+    /// For runtimes without a tokenizer: what is asked, as text. Then `prompt` is empty, and
+    /// `max_tokens` is `u32::MAX` where the client set no limit.
+    pub upstream: Option<Arc<UpstreamCall>>,
 }
 
 impl GenerationRequest {
@@ -313,6 +320,16 @@ impl GenerationRequest {
             kept_tokens: 0,
             reuse_prefix: true,
             isolation_key: 0,
+            upstream: None,
+        }
+    }
+
+    /// Tokens of the prompt; a guess where another server will count them.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> u32 {
+        match &self.upstream {
+            Some(call) => call.guessed_prompt_tokens(),
+            None => u32::try_from(self.prompt.len()).unwrap_or(u32::MAX),
         }
     }
 }
@@ -382,7 +399,12 @@ pub enum GenerationEvent {
         usage: Usage,
     },
     /// Generated text without ids (remote runtimes).
-    Text(String),
+    Text {
+        /// What comes next; usually one token.
+        text: String,
+        /// Of the tokens whose text this is, when `logprobs` was asked.
+        logprobs: Vec<TextLogprob>,
+    },
     /// The generation ended well.
     Finished {
         /// Why.
@@ -420,6 +442,15 @@ pub enum RequestError {
     /// The runtime cannot do what was asked: the request's fault, and no retry helps.
     #[error("{0}")]
     Invalid(String),
+    /// Another server, to which the request was forwarded, did not answer it; the text is for the
+    /// client and holds nothing of that server's words.
+    #[error("{text}")]
+    Upstream {
+        /// In which way.
+        fault: UpstreamFault,
+        /// For the client.
+        text: String,
+    },
     /// Our bug; the text is for the client, details are in the log.
     #[error("the model runtime failed: {0}")]
     Fault(String),

@@ -186,7 +186,7 @@ fn prompt_logprobs(
             GenerationEvent::PromptLogprobs(logprobs) => found.extend(logprobs),
             GenerationEvent::Finished { usage, .. } => counts = usage,
             GenerationEvent::Token { .. }
-            | GenerationEvent::Text(_)
+            | GenerationEvent::Text { .. }
             | GenerationEvent::Failed(_) => {}
         }
     }

@@ -2,7 +2,9 @@
 //!
 //! Plain data. What is not here: the limits of executors and engines (`config`), loading (`pool`).
 
-use super::{EngineConfig, ExecutorConfig, seconds};
+use super::{
+    EngineConfig, ExecutorConfig, LlamaServerConfig, OpenaiRemoteConfig, VllmServeConfig, seconds,
+};
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +20,39 @@ pub enum ModelSource {
     File(PathBuf),
     /// A stand-in that repeats the prompt's bytes: what HTTP and the scheduler cost by themselves.
     Fake(FakeConfig),
+    /// OpenAI-compatible servers elsewhere.
+    OpenaiRemote(OpenaiRemoteConfig),
+    /// A `llama-server` process of ours per replica.
+    LlamaServer(LlamaServerConfig),
+    /// A `vllm serve` process of ours per replica.
+    VllmServe(VllmServeConfig),
 }
+
+impl ModelSource {
+    /// Its key in the file, and its name in lists.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        match self {
+            Self::File(_) => "native",
+            Self::Fake(_) => "fake",
+            Self::OpenaiRemote(_) => "openai_remote",
+            Self::LlamaServer(_) => "llama_server",
+            Self::VllmServe(_) => "vllm_serve",
+        }
+    }
+
+    fn fault(&self) -> Option<String> {
+        match self {
+            Self::File(_) | Self::Fake(_) => None,
+            Self::OpenaiRemote(remote) => remote.fault(),
+            Self::LlamaServer(child) => child.fault(),
+            Self::VllmServe(child) => child.fault(),
+        }
+    }
+}
+
+/// Slots of a `llama-server` that chooses their number itself.
+const LLAMA_SLOTS: u32 = 4;
 
 /// A stand-in model: `[models.NAME.fake]`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -77,6 +111,9 @@ impl ModelConfig {
         match &self.source {
             ModelSource::File(_) => self.engine.max_sequences,
             ModelSource::Fake(fake) => fake.max_inflight,
+            ModelSource::OpenaiRemote(remote) => remote.max_inflight,
+            ModelSource::LlamaServer(child) => child.slots.unwrap_or(LLAMA_SLOTS),
+            ModelSource::VllmServe(child) => child.max_num_seqs,
         }
     }
 }
@@ -116,6 +153,14 @@ impl Default for LifecycleConfig {
 }
 
 impl LifecycleConfig {
+    /// Every one of so many places gets a replica, unless their number was given.
+    fn spread(&mut self, n_places: u32, is_given: bool) {
+        if !is_given {
+            self.replicas = n_places;
+        }
+        self.replica_max = self.replica_max.max(n_places);
+    }
+
     /// Replicas that there may be at once.
     #[must_use]
     pub fn replicas_most(&self) -> u32 {
@@ -129,6 +174,9 @@ impl LifecycleConfig {
 pub(super) struct FileModel {
     file: Option<PathBuf>,
     fake: Option<FakeConfig>,
+    openai_remote: Option<OpenaiRemoteConfig>,
+    llama_server: Option<LlamaServerConfig>,
+    vllm_serve: Option<VllmServeConfig>,
     #[serde(default)]
     aliases: Vec<String>,
     enabled: Option<bool>,
@@ -156,24 +204,58 @@ impl FileModel {
         executor: ExecutorConfig,
         engine: EngineConfig,
     ) -> Result<ModelConfig, String> {
-        let lifecycle = self.lifecycle();
-        let source = match (self.file, self.fake) {
-            (Some(path), None) if path == Path::new(BUILTIN_MODEL) => ModelSource::File(path),
-            (Some(path), None) => ModelSource::File(folder.join(path)),
-            (None, Some(fake)) => ModelSource::Fake(fake),
-            (None, None) => return Err(format!("models.{name} lacks `file`")),
-            (Some(_), Some(_)) => {
-                return Err(format!("models.{name} has both `file` and `fake`"));
-            }
-        };
+        let mut lifecycle = self.lifecycle();
+        let is_replicas_given = self.replicas.is_some();
+        let aliases = self.aliases.clone();
+        let source = self.source(&name, folder)?;
+        if let Some(fault) = source.fault() {
+            return Err(format!("models.{name}.{}: {fault}", source.backend()));
+        }
+        if let ModelSource::OpenaiRemote(remote) = &source {
+            lifecycle.spread(remote.urls().len() as u32, is_replicas_given);
+        }
         Ok(ModelConfig {
             name,
-            aliases: self.aliases,
+            aliases,
             source,
             executor,
             engine,
             lifecycle,
         })
+    }
+
+    /// The one source that the table names.
+    fn source(self, name: &str, folder: &Path) -> Result<ModelSource, String> {
+        let file = self.file.map(|path| {
+            let is_builtin = path == Path::new(BUILTIN_MODEL);
+            ModelSource::File(if is_builtin { path } else { folder.join(path) })
+        });
+        let llama_server = self.llama_server.map(|mut child| {
+            child.begin_at(folder);
+            ModelSource::LlamaServer(child)
+        });
+        let vllm_serve = self.vllm_serve.map(|mut child| {
+            child.begin_at(folder);
+            ModelSource::VllmServe(child)
+        });
+        let remote = self.openai_remote.map(|mut remote| {
+            remote.ca_file = remote.ca_file.map(|path| folder.join(path));
+            ModelSource::OpenaiRemote(remote)
+        });
+        let fake = self.fake.map(ModelSource::Fake);
+        let given = [file, fake, remote, llama_server, vllm_serve];
+        let mut given = given.into_iter().flatten();
+        match (given.next(), given.next()) {
+            (Some(only), None) => Ok(only),
+            (Some(one), Some(other)) => Err(format!(
+                "models.{name} has both `{}` and `{}`",
+                key(&one),
+                key(&other)
+            )),
+            (None, _) => Err(format!(
+                "models.{name} lacks `file` (or one of openai_remote, llama_server, vllm_serve, fake)"
+            )),
+        }
     }
 
     fn lifecycle(&self) -> LifecycleConfig {
@@ -187,6 +269,14 @@ impl FileModel {
             pinned: self.pinned.unwrap_or(usual.pinned),
             device_weight: self.device_weight.unwrap_or(usual.device_weight),
         }
+    }
+}
+
+/// The key that a source is written as.
+fn key(source: &ModelSource) -> &'static str {
+    match source {
+        ModelSource::File(_) => "file",
+        other => other.backend(),
     }
 }
 

@@ -165,3 +165,82 @@ fn distances() {
         assert_eq!(edit_distance(a, b), distance, "{a} {b}");
     }
 }
+
+#[test]
+fn other_programs_are_sources_with_tables_of_their_own() {
+    let text = "[models.r.openai_remote]\nbase_urls = [\"http://a/v1/\", \"https://b/v1\"]\n\
+                model = \"big\"\napi_key_env = \"KEY\"\nlimits = { retries = 7 }\n\
+                [models.l.llama_server]\nbinary = \"bin/llama-server\"\nfile = \"m.gguf\"\n\
+                slots = 3\n[models.v]\nreplicas = 2\n[models.v.vllm_serve]\nmodel = \"org/m\"\n";
+    let config = parse(text).expect("valid");
+    let [llama, remote, vllm] = &config.models[..] else {
+        panic!("three models: {:?}", config.models);
+    };
+    let ModelSource::OpenaiRemote(source) = &remote.source else {
+        panic!("{:?}", remote.source);
+    };
+    assert_eq!(source.urls(), ["http://a/v1", "https://b/v1"]);
+    assert_eq!((source.limits.retries, source.limits.failures_max), (7, 3));
+    assert_eq!(source.allow_remote, AllowRemote::Ask);
+    assert_eq!((remote.lifecycle.replicas, remote.slots()), (2, 16));
+    let ModelSource::LlamaServer(source) = &llama.source else {
+        panic!("{:?}", llama.source);
+    };
+    assert_eq!(source.binary, Path::new("/etc/t/bin/llama-server"));
+    assert_eq!(source.file, Path::new("/etc/t/m.gguf"));
+    let ModelSource::VllmServe(source) = &vllm.source else {
+        panic!("{:?}", vllm.source);
+    };
+    assert_eq!(source.binary, Path::new("vllm"));
+    assert_eq!((vllm.lifecycle.replicas, vllm.slots()), (2, 64));
+}
+
+#[test]
+fn faulty_backends_are_told_what_is_wrong() {
+    for (text, fault) in [
+        (
+            "[models.m.openai_remote]\nmodel=\"a\"\n",
+            "lacks `base_url`",
+        ),
+        (
+            "[models.m.openai_remote]\nbase_url=\"http://a\"\n",
+            "missing field `model`",
+        ),
+        (
+            "[models.m.openai_remote]\nmodel=\"a\"\nbase_url=\"ftp://a\"\n",
+            "http://",
+        ),
+        (
+            "[models.m.openai_remote]\nmodel=\"a\"\nbase_url=\"http://u:p@a\"\n",
+            "api_key_env",
+        ),
+        (
+            "[models.m.openai_remote]\nmodel=\"a\"\napi_key=\"s\"\n",
+            "did you mean `api_key_env`",
+        ),
+        (
+            "[models.m.openai_remote.limits]\nretry=1\n",
+            "did you mean `retries`",
+        ),
+        (
+            "[models.m.llama_server]\nbinary=\"a\"\n",
+            "missing field `file`",
+        ),
+        (
+            "[models.m.llama_server]\nfile=\"a\"\nslots=0\n",
+            "slots is 0",
+        ),
+        (
+            "[models.m.vllm_serve]\nmodel=\"a\"\nmax_num_seqs=0\n",
+            "max_num_seqs is 0",
+        ),
+        ("[models.m.vllm_serve]\nmodel=\"--x\"\n", "is no model"),
+        (
+            "[models.m]\nfile=\"a\"\n[models.m.llama_server]\nfile=\"a\"\n",
+            "both `file` and `llama_server`",
+        ),
+    ] {
+        let error = parse(text).unwrap_err().0;
+        assert!(error.contains(fault), "{text}: {error}");
+    }
+}

@@ -6,7 +6,7 @@
 //! 120 s, so a refusal that can never succeed is a 400. What is not here: text for the log
 //! (whoever finds a fault logs it), and how the bytes are written (`wire`).
 
-use crate::request::RequestError;
+use crate::request::{RequestError, UpstreamFault};
 use crate::scheduler::SubmitError;
 use serde_json::{Value, json};
 
@@ -21,11 +21,13 @@ pub enum ErrorCode {
     InvalidValue,
     MissingRequiredParameter,
     UnsupportedParameter,
+    MissingCapability,
     ContextLengthExceeded,
     TemplateError,
     BadRequest,
     InvalidApiKey,
     Forbidden,
+    RemoteNotAllowed,
     ModelNotFound,
     UnknownUrl,
     MethodNotAllowed,
@@ -41,6 +43,8 @@ pub enum ErrorCode {
     InternalError,
     NotImplemented,
     HttpVersionNotSupported,
+    UpstreamError,
+    UpstreamTimeout,
     QueueFull,
     SloUnattainable,
     QueueTimeout,
@@ -65,11 +69,13 @@ impl ErrorCode {
             Self::InvalidValue => (400, INVALID, "invalid_value"),
             Self::MissingRequiredParameter => (400, INVALID, "missing_required_parameter"),
             Self::UnsupportedParameter => (400, INVALID, "unsupported_parameter"),
+            Self::MissingCapability => (400, INVALID, "missing_capability"),
             Self::ContextLengthExceeded => (400, INVALID, "context_length_exceeded"),
             Self::TemplateError => (400, INVALID, "chat_template_error"),
             Self::BadRequest => (400, INVALID, "bad_request"),
             Self::InvalidApiKey => (401, "authentication_error", "invalid_api_key"),
             Self::Forbidden => (403, "permission_error", "forbidden"),
+            Self::RemoteNotAllowed => (403, "permission_error", "remote_not_allowed"),
             Self::ModelNotFound => (404, INVALID, "model_not_found"),
             Self::UnknownUrl => (404, INVALID, "unknown_url"),
             Self::MethodNotAllowed => (405, INVALID, "method_not_allowed"),
@@ -88,6 +94,8 @@ impl ErrorCode {
             Self::InternalError => (500, "server_error", "internal_error"),
             Self::NotImplemented => (501, INVALID, "not_implemented"),
             Self::HttpVersionNotSupported => (505, INVALID, "http_version_not_supported"),
+            Self::UpstreamError => (502, "server_error", "upstream_error"),
+            Self::UpstreamTimeout => (504, "server_error", "upstream_timeout"),
             Self::QueueFull => (503, UNAVAILABLE, "queue_full"),
             Self::SloUnattainable => (503, UNAVAILABLE, "slo_unattainable"),
             Self::QueueTimeout => (503, UNAVAILABLE, "queue_timeout"),
@@ -125,7 +133,7 @@ impl ErrorCode {
     fn is_for_load(self) -> bool {
         matches!(
             self,
-            Self::QueueFull | Self::SloUnattainable | Self::QueueTimeout
+            Self::QueueFull | Self::SloUnattainable | Self::QueueTimeout | Self::UpstreamOverloaded
         )
     }
 
@@ -305,6 +313,10 @@ impl From<RequestError> for ApiError {
             RequestError::ShuttingDown => ErrorCode::ShuttingDown,
             RequestError::ModelUnloading => ErrorCode::ModelUnloading,
             RequestError::Invalid(_) => ErrorCode::InvalidValue,
+            RequestError::Upstream { fault, .. } => match fault {
+                UpstreamFault::Error => ErrorCode::UpstreamError,
+                UpstreamFault::Timeout => ErrorCode::UpstreamTimeout,
+            },
             RequestError::Fault(_) => ErrorCode::InternalError,
             RequestError::ReplicaLost(_) => ErrorCode::ReplicaLost,
             RequestError::Overloaded { .. } => ErrorCode::UpstreamOverloaded,

@@ -26,6 +26,9 @@ pub enum LoadError {
     /// The file, or what it asks for.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+    /// Soon.
+    #[error("the backend `{0}` is not built yet")]
+    NotBuilt(String),
     /// The driver thread could not be made.
     #[error("the driver thread cannot be started: {0}")]
     Thread(#[from] std::io::Error),
@@ -51,6 +54,10 @@ pub fn load(
     let parts = match &config.source {
         ModelSource::File(path) => load_file(path, config, kind, progress)?,
         ModelSource::Fake(fake) => fake_parts(fake),
+        ModelSource::OpenaiRemote(_) | ModelSource::LlamaServer(_) | ModelSource::VllmServe(_) => {
+            let backend = config.source.backend().to_owned();
+            return Err(LoadError::NotBuilt(backend));
+        }
     };
     let context = ExecutorContext::new(config.name.clone(), Arc::clone(metrics));
     let executor = Executor::with_context(vec![parts.runtime], config.executor.clone(), context);

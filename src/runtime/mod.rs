@@ -7,9 +7,12 @@
 //! one thread at a time, and must never block there. What is not here: queueing, priorities, admission (`scheduler`).
 
 pub mod fake;
+pub mod features;
 pub mod native;
 
 pub use crate::engine::stats::RowCounts;
+pub use features::{Feature, Features};
+
 use crate::request::{GenerationRequest, Job, PinError, Prefix, PrefixId, RequestId};
 use crate::tokenizer::Tokenizer;
 use crossbeam_channel::Sender;
@@ -107,6 +110,14 @@ pub struct LoopCost {
 pub trait Runtime: Send + Sync {
     /// What it can hold.
     fn capability(&self) -> Capability;
+    /// What requests may ask of it; all that the built-in engine can, unless it says otherwise.
+    fn capabilities(&self) -> Features {
+        Features::native()
+    }
+    /// Whether its requests leave this machine, so that each must have said that it may.
+    fn asks_consent(&self) -> bool {
+        false
+    }
     /// Takes a job. Never blocks; what fails is reported through the sink.
     fn submit(&self, job: Job);
     /// Asks a job to end; its sink gets `Failed(Cancelled)` unless it ended before. Unknown ids are ignored.

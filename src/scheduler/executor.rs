@@ -21,7 +21,7 @@ use super::ticket::{CancelHandle, Ticket, TokenStream};
 use crate::clock::{Clock, SystemClock};
 use crate::config::ExecutorConfig;
 use crate::request::{GenerationRequest, RequestError, RequestId};
-use crate::runtime::{LoopCost, ReplicaFactory, Runtime, held_tokens};
+use crate::runtime::{Features, LoopCost, ReplicaFactory, Runtime, held_tokens};
 use crate::tokenizer::{TextStream, Tokenizer};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -123,9 +123,14 @@ impl Core {
 
     fn demand(&self, record: &Record) -> Demand {
         let (request, options) = (&record.request, &record.options);
+        let (prompt_tokens, max_tokens) = match &request.upstream {
+            None => (request.prompt_tokens(), request.max_tokens),
+            // The server that counts the tokens also says whether they fit.
+            Some(_) => (request.prompt_tokens().min(self.limits.context_length), 0),
+        };
         Demand {
-            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
-            max_tokens: request.max_tokens,
+            prompt_tokens,
+            max_tokens,
             held_tokens: self.held_tokens(request),
             slo_ms: options.slo_ms,
             slo_ttft_ms: options.slo_ttft_ms,
@@ -490,6 +495,22 @@ impl Executor {
     #[must_use]
     pub fn tokenizer(&self) -> Option<Arc<Tokenizer>> {
         self.core.tokenizer.clone()
+    }
+
+    /// What requests may ask of it: what all of its runtimes can.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        let all = self.core.replicas.iter();
+        all.map(|replica| replica.runtime.capabilities())
+            .reduce(Features::and)
+            .unwrap_or(Features::of(&[]))
+    }
+
+    /// Whether requests leave this machine, so that each must have said that it may.
+    #[must_use]
+    pub fn asks_consent(&self) -> bool {
+        let mut all = self.core.replicas.iter();
+        all.any(|replica| replica.runtime.asks_consent())
     }
 
     /// Longest prompt + completion in tokens.

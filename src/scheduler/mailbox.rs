@@ -148,12 +148,15 @@ mod tests {
     use std::time::Duration;
 
     fn text(text: &str) -> Delivery {
-        Delivery::Event(GenerationEvent::Text(text.to_owned()))
+        Delivery::Event(GenerationEvent::Text {
+            text: text.to_owned(),
+            logprobs: Vec::new(),
+        })
     }
 
     fn said(delivery: Option<Delivery>) -> Option<String> {
         match delivery {
-            Some(Delivery::Event(GenerationEvent::Text(text))) => Some(text),
+            Some(Delivery::Event(GenerationEvent::Text { text, .. })) => Some(text),
             _ => None,
         }
     }

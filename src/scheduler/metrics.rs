@@ -502,7 +502,7 @@ impl ModelMetrics {
             Some(false) => self.slo_missed.inc(),
             None => {}
         }
-        let n_prompt = record.request.prompt.len() as u64;
+        let n_prompt = u64::from(record.request.prompt_tokens());
         if was_dispatched {
             self.prompt_tokens_total.inc_by(n_prompt);
         }

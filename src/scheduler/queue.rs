@@ -512,7 +512,7 @@ impl State {
 
     fn put(&mut self, record: &Arc<Record>) {
         self.waiting.insert(record.key, Arc::clone(record));
-        self.queued_prompt_tokens += record.request.prompt.len() as u64;
+        self.queued_prompt_tokens += u64::from(record.request.prompt_tokens());
         if let Some(deadline) = record.deadline {
             self.deadlines.insert((deadline, record.key));
         }
@@ -521,7 +521,7 @@ impl State {
 
     fn take(&mut self, key: QueueKey) -> Option<Arc<Record>> {
         let record = self.waiting.remove(&key)?;
-        self.queued_prompt_tokens -= record.request.prompt.len() as u64;
+        self.queued_prompt_tokens -= u64::from(record.request.prompt_tokens());
         if let Some(deadline) = record.deadline {
             self.deadlines.remove(&(deadline, key));
         }

@@ -67,6 +67,7 @@ impl JobSink for Sink {
             GenerationEvent::Failed(
                 error @ (RequestError::Fault(_)
                 | RequestError::ReplicaLost(_)
+                | RequestError::Upstream { .. }
                 | RequestError::Overloaded { .. }),
             ) => self.end(Ending::Failed(error)),
             GenerationEvent::Failed(error) => self.end(Ending::Cancelled(error)),

@@ -24,7 +24,7 @@ pub(crate) fn info(record: &Record, state: Lifecycle, now: Stamp) -> RequestInfo
         queued_at: state.stamps().queued.wall,
         // Saturates: a request may come between the reading of the clock and the listing.
         age: now.at.duration_since(state.stamps().queued.at),
-        prompt_tokens: record.request.prompt.len() as u32,
+        prompt_tokens: record.request.prompt_tokens(),
         completion_tokens: record.n_tokens(),
         loops: record.loops,
     }

@@ -12,7 +12,8 @@ use super::mailbox::Receiver;
 use super::queue::Event;
 use super::record::{Delivery, Ending, Record};
 use crate::request::{
-    FinishReason, GenerationEvent, RequestError, RequestId, TokenId, TokenLogprob, Usage,
+    FinishReason, GenerationEvent, RequestError, RequestId, TextLogprob, TokenId, TokenLogprob,
+    Usage,
 };
 use crate::tokenizer::{TextStep, TextStream};
 use std::collections::VecDeque;
@@ -43,6 +44,8 @@ pub struct GenerationChunk {
     pub text: String,
     /// Log-probabilities of the tokens whose text this is, if they were asked for.
     pub logprobs: Vec<TokenLogprob>,
+    /// The same from a runtime that sends text without ids.
+    pub text_logprobs: Vec<TextLogprob>,
 }
 
 /// A whole answer.
@@ -144,6 +147,7 @@ impl TokenStream {
             text: TextMaker {
                 stream: text,
                 held: Vec::new(),
+                held_text: Vec::new(),
             },
             prompt_logprobs: None,
             n_tokens: 0,
@@ -270,8 +274,9 @@ impl TokenStream {
                     self.stop_by_text();
                 }
             }
-            Delivery::Event(GenerationEvent::Text(text)) => {
-                let (chunk, stopped) = self.text.push_text(&text);
+            Delivery::Event(GenerationEvent::Text { text, logprobs }) => {
+                self.n_tokens += 1; // a guess, until the runtime tells its count at the end
+                let (chunk, stopped) = self.text.push_text(&text, logprobs);
                 self.ready.push_back(StreamEvent::Chunk(chunk));
                 if stopped {
                     self.stop_by_text();
@@ -292,7 +297,7 @@ impl TokenStream {
     fn stop_by_text(&mut self) {
         let record = &self.handle.record;
         let usage = Usage {
-            prompt_tokens: record.request.prompt.len() as u32,
+            prompt_tokens: record.request.prompt_tokens(),
             completion_tokens: self.n_tokens,
             loops: record.loops.map_or(1, |loops| loops.granted),
             ..self.usage
@@ -414,6 +419,7 @@ impl Ticket {
 struct TextMaker {
     stream: TextStream,
     held: Vec<TokenLogprob>,
+    held_text: Vec<TextLogprob>,
 }
 
 impl TextMaker {
@@ -424,7 +430,8 @@ impl TextMaker {
         self.chunk(Some(token), step)
     }
 
-    fn push_text(&mut self, text: &str) -> (GenerationChunk, bool) {
+    fn push_text(&mut self, text: &str, logprobs: Vec<TextLogprob>) -> (GenerationChunk, bool) {
+        self.held_text.extend(logprobs);
         let step = self.stream.push_text(text);
         self.chunk(None, step)
     }
@@ -433,11 +440,12 @@ impl TextMaker {
         let mut chunk = GenerationChunk {
             token_id,
             text: step.text,
-            logprobs: Vec::new(),
+            ..GenerationChunk::default()
         };
         // A stop string takes its text away, but its tokens were generated.
         if !chunk.text.is_empty() || step.stopped {
             chunk.logprobs = std::mem::take(&mut self.held);
+            chunk.text_logprobs = std::mem::take(&mut self.held_text);
         }
         (chunk, step.stopped)
     }
@@ -446,10 +454,13 @@ impl TextMaker {
     fn finish(&mut self) -> Option<GenerationChunk> {
         let text = self.stream.finish();
         let logprobs = std::mem::take(&mut self.held);
-        (!text.is_empty() || !logprobs.is_empty()).then_some(GenerationChunk {
+        let text_logprobs = std::mem::take(&mut self.held_text);
+        let is_empty = text.is_empty() && logprobs.is_empty() && text_logprobs.is_empty();
+        (!is_empty).then_some(GenerationChunk {
             token_id: None,
             text,
             logprobs,
+            text_logprobs,
         })
     }
 }

@@ -77,7 +77,7 @@ impl JobSink for Collector {
                 outcome.tokens.push(token);
                 outcome.logprobs.extend(logprob);
             }
-            GenerationEvent::Text(text) => panic!("the engine knows no text: {text}"),
+            GenerationEvent::Text { text, .. } => panic!("the engine knows no text: {text}"),
             GenerationEvent::Finished { reason, mut usage } => {
                 outcome.loops = LoopCounts {
                     rows: std::mem::take(&mut usage.loop_rows),

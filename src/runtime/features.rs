@@ -1,0 +1,157 @@
+//! What a runtime can be asked for, by name: a request that needs what its model lacks is refused
+//! with that name.
+//!
+//! Plain data. What is not here: which field of which route needs what (`http`), and how much a
+//! runtime holds (`Capability`).
+
+use std::fmt;
+
+/// Something that some runtimes can do and others can't.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Feature {
+    /// Chat messages.
+    Chat,
+    /// Texts to continue.
+    Completions,
+    /// Prompts given as token ids, and token ids in answers.
+    TokenIds,
+    /// Tokenize and detokenize without generating.
+    Tokenize,
+    /// Log-probabilities of generated tokens.
+    Logprobs,
+    /// Log-probabilities of prompt tokens, and with them scores.
+    PromptLogprobs,
+    /// The prompt in the answer.
+    Echo,
+    /// Loops, early exit.
+    Loops,
+    /// Sliding attention windows.
+    CacheWindow,
+    /// Registered prefixes.
+    Prefixes,
+    /// Tool calls.
+    Tools,
+    /// Images in messages.
+    Vision,
+    /// Answers constrained by a schema or a grammar.
+    StructuredOutput,
+}
+
+impl Feature {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Chat,
+        Self::Completions,
+        Self::TokenIds,
+        Self::Tokenize,
+        Self::Logprobs,
+        Self::PromptLogprobs,
+        Self::Echo,
+        Self::Loops,
+        Self::CacheWindow,
+        Self::Prefixes,
+        Self::Tools,
+        Self::Vision,
+        Self::StructuredOutput,
+    ];
+
+    /// Its name in errors and lists.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completions => "completions",
+            Self::TokenIds => "token_ids",
+            Self::Tokenize => "tokenize",
+            Self::Logprobs => "logprobs",
+            Self::PromptLogprobs => "prompt_logprobs",
+            Self::Echo => "echo",
+            Self::Loops => "loops",
+            Self::CacheWindow => "cache_window",
+            Self::Prefixes => "prefixes",
+            Self::Tools => "tools",
+            Self::Vision => "vision",
+            Self::StructuredOutput => "structured_output",
+        }
+    }
+}
+
+/// A set of features.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Features(u32);
+
+impl Features {
+    /// These.
+    #[must_use]
+    pub fn of(features: &[Feature]) -> Self {
+        let bits = features.iter().map(|feature| 1 << *feature as u8);
+        Self(bits.fold(0, |all: u32, bit: u32| all | bit))
+    }
+
+    /// What the built-in engine can.
+    #[must_use]
+    pub fn native() -> Self {
+        use Feature as F;
+        Self::of(&[
+            F::Chat,
+            F::Completions,
+            F::TokenIds,
+            F::Tokenize,
+            F::Logprobs,
+            F::PromptLogprobs,
+            F::Echo,
+            F::Loops,
+            F::CacheWindow,
+            F::Prefixes,
+        ])
+    }
+
+    /// What is forwarded to other servers through their OpenAI routes.
+    #[must_use]
+    pub fn upstream() -> Self {
+        use Feature as F;
+        Self::of(&[F::Chat, F::Completions, F::Logprobs, F::StructuredOutput])
+    }
+
+    /// Whether it is there.
+    #[must_use]
+    pub fn has(self, feature: Feature) -> bool {
+        self.0 & (1 << feature as u8) != 0
+    }
+
+    /// What both have.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Names, in a fixed order.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        let there = Feature::ALL.into_iter().filter(move |f| self.has(*f));
+        there.map(Feature::name)
+    }
+}
+
+impl fmt::Debug for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.names()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_hold_what_was_put_in() {
+        for feature in Feature::ALL {
+            let alone = Features::of(&[feature]);
+            assert_eq!(alone.names().collect::<Vec<_>>(), [feature.name()]);
+            assert!(alone.has(feature));
+        }
+        let both = Features::native().and(Features::upstream());
+        assert!(both.has(Feature::Logprobs) && !both.has(Feature::Loops));
+        assert!(!both.has(Feature::StructuredOutput));
+    }
+}
