@@ -21,7 +21,7 @@ use super::ticket::{CancelHandle, Ticket, TokenStream};
 use crate::clock::{Clock, SystemClock};
 use crate::config::ExecutorConfig;
 use crate::request::{GenerationRequest, RequestError, RequestId};
-use crate::runtime::{Features, LoopCost, ReplicaFactory, Runtime, held_tokens};
+use crate::runtime::{LoopCost, ReplicaFactory, Runtime, held_tokens};
 use crate::tokenizer::{TextStream, Tokenizer};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -495,22 +495,6 @@ impl Executor {
     #[must_use]
     pub fn tokenizer(&self) -> Option<Arc<Tokenizer>> {
         self.core.tokenizer.clone()
-    }
-
-    /// What requests may ask of it: what all of its runtimes can.
-    #[must_use]
-    pub fn features(&self) -> Features {
-        let all = self.core.replicas.iter();
-        all.map(|replica| replica.runtime.capabilities())
-            .reduce(Features::and)
-            .unwrap_or(Features::of(&[]))
-    }
-
-    /// Whether requests leave this machine, so that each must have said that it may.
-    #[must_use]
-    pub fn asks_consent(&self) -> bool {
-        let mut all = self.core.replicas.iter();
-        all.any(|replica| replica.runtime.asks_consent())
     }
 
     /// Longest prompt + completion in tokens.

@@ -28,6 +28,7 @@ pub(crate) mod dispatch;
 pub(crate) mod driver;
 pub mod estimate;
 pub mod executor;
+mod features;
 pub mod lifecycle;
 pub(crate) mod mailbox;
 pub mod metrics;

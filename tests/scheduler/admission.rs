@@ -314,7 +314,10 @@ fn the_time_to_the_first_token_is_predicted_from_wait_and_mean() {
 fn a_stop_string_is_a_sample_like_any_other_end() {
     let script = |_: &GenerationRequest| {
         ["a", "STOP", "b"]
-            .map(|text| tinyloop::request::GenerationEvent::Text(text.to_owned()))
+            .map(|text| tinyloop::request::GenerationEvent::Text {
+                text: text.to_owned(),
+                logprobs: Vec::new(),
+            })
             .into()
     };
     let runtime = FakeRuntime::new(fake::capability(1), Pace::Stepped, None, Box::new(script));

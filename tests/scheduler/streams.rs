@@ -124,7 +124,10 @@ fn a_stop_string_ends_the_answer_as_done_and_takes_the_job_back() {
 fn text_without_tokens_streams_and_stops_too() {
     let script = |_: &GenerationRequest| {
         ["one ST", "OP two", "three"]
-            .map(|text| GenerationEvent::Text(text.to_owned()))
+            .map(|text| GenerationEvent::Text {
+                text: text.to_owned(),
+                logprobs: Vec::new(),
+            })
             .into()
     };
     let runtime = FakeRuntime::new(fake::capability(1), Pace::Stepped, None, Box::new(script));
