@@ -14,6 +14,7 @@
 //! * `sequence`  counters of one generation; there is no prefill phase and no decode phase.
 //! * `kv`        the paged pool: blocks, reference counts, prefix reuse, eviction.
 //! * `sampler`   pure over one row of logits.
+//! * `arbiter`   engines that share a device take turns at quantum boundaries (`fair_queue`: whose).
 //! * `cost`      pure: what passes cost, from the times they took.
 //! * `limits`    sizes, worked out once at load, and what they refuse.
 //! * `stats`     what others may read while the engine runs.
@@ -29,8 +30,10 @@
 //! What is not here: priorities, queue limits and admission by objectives (`scheduler`), text and
 //! stop strings (consumer side), the order of the maths (`model::forward`).
 
+pub mod arbiter;
 pub mod batch;
 pub mod cost;
+pub mod fair_queue;
 pub mod kv;
 pub mod limits;
 mod logits;

@@ -10,6 +10,7 @@ use crate::backend::cpu::CpuBackend;
 use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
 use crate::config::EngineConfig;
+use crate::engine::arbiter::Seat;
 use crate::engine::cost::{Part, PartCost};
 use crate::engine::{Engine, EngineError, EngineHandle, EngineLimits, EngineParts};
 use crate::format::{FormatError, ModelFile};
@@ -29,6 +30,21 @@ pub enum BackendKind {
     Cpu,
     /// The plain f32 oracle: slow, and the yardstick.
     Reference,
+}
+
+/// Where a model runs.
+#[derive(Debug, Default)]
+pub struct Place {
+    /// Which kernels run it.
+    pub kind: BackendKind,
+    /// Its seat at a device that other models use too; None = it has the device to itself.
+    pub seat: Option<Seat>,
+}
+
+impl From<BackendKind> for Place {
+    fn from(kind: BackendKind) -> Self {
+        Self { kind, seat: None }
+    }
 }
 
 /// Why a model could not be loaded.
@@ -65,13 +81,13 @@ impl NativeRuntime {
     pub fn load(
         path: &Path,
         config: &EngineConfig,
-        kind: BackendKind,
+        place: impl Into<Place>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
         let file = model::open(path)?;
         let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        Self::from_file(&file, tokenizer, &name, config, kind, progress)
+        Self::from_file(&file, tokenizer, &name, config, place, progress)
     }
 
     /// The same from an open file, with a tokenizer that replicas may share. `name` ends up in the
@@ -84,9 +100,10 @@ impl NativeRuntime {
         tokenizer: Arc<Tokenizer>,
         name: &str,
         config: &EngineConfig,
-        kind: BackendKind,
+        place: impl Into<Place>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
+        let Place { kind, seat } = place.into();
         let mut backend = open_backend(kind, config)?;
         let options = LoadOptions {
             loops: config.loops,
@@ -100,6 +117,10 @@ impl NativeRuntime {
             end_tokens: tokenizer.end_tokens().to_vec(),
             config: config.clone(),
         })?;
+        let engine = match seat {
+            Some(seat) => engine.with_seat(seat),
+            None => engine,
+        };
         let memory = engine.memory();
         Ok(Self {
             engine: engine.start(name)?,

@@ -3,6 +3,7 @@
 //! alone, bit for bit. Everything runs on tiny random models and the reference backend; most tests
 //! call `Engine::step` by hand, so that each quantum is under control.
 
+mod arbiter;
 mod batching;
 mod dense;
 mod exits;

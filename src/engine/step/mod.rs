@@ -28,6 +28,7 @@ mod commands;
 mod exits;
 mod landing;
 
+use super::arbiter::Seat;
 use super::batch::{self, BatchPolicy, Candidate, Decision, Quantum, Supply};
 use super::kv::{KvPool, SequenceKv};
 use super::limits::{EngineLimits, MAX_SCORED_ROWS};
@@ -49,6 +50,8 @@ pub struct Engine {
     backend: Box<dyn Backend>,
     model: Model,
     state: State,
+    /// Its place at a device that others use too; None = it has the device to itself.
+    seat: Option<Seat>,
 }
 
 /// Everything but the backend and the model, so that logits, which the backend lends, can be
@@ -122,7 +125,15 @@ impl Engine {
             backend,
             model,
             state,
+            seat: None,
         })
+    }
+
+    /// Takes a turn at a shared device for each quantum from now on.
+    #[must_use]
+    pub fn with_seat(mut self, seat: Seat) -> Self {
+        self.seat = Some(seat);
+        self
     }
 
     /// Its sizes.
@@ -168,6 +179,9 @@ impl Engine {
 
     /// Called when there is nothing to do, before the thread waits for commands.
     pub fn rest(&mut self) {
+        if let Some(seat) = &mut self.seat {
+            seat.leave();
+        }
         self.state.stats.idle();
         self.state.publish();
         if let Err(fault) = self.check_integrity() {
@@ -200,11 +214,23 @@ impl Engine {
         }
     }
 
-    /// Runs one quantum, if there is anything to run.
+    /// Runs one quantum, if there is anything to run; on a shared device it waits for its turn first.
     ///
     /// # Errors
     /// When the device failed; the engine must not be used any more.
     pub fn step(&mut self) -> Result<(), BackendError> {
+        if let Some(seat) = &mut self.seat {
+            seat.begin();
+        }
+        let stepped = self.step_with_device();
+        let wants_more = stepped.is_ok() && !self.is_idle();
+        if let Some(seat) = &mut self.seat {
+            seat.end(wants_more);
+        }
+        stepped
+    }
+
+    fn step_with_device(&mut self) -> Result<(), BackendError> {
         let began = self.state.stats.step_begins();
         let mut in_pass = Duration::ZERO;
         self.admit()?;
@@ -223,6 +249,7 @@ impl Engine {
             backend,
             model,
             state,
+            ..
         } = self;
         let (segment, backend) = (state.quantum.segment, backend.as_mut());
         let began = Instant::now();
