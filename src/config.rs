@@ -9,6 +9,7 @@
 mod backends;
 mod executor;
 mod models;
+mod pool;
 mod tables;
 
 pub use backends::{
@@ -17,6 +18,7 @@ pub use backends::{
 };
 pub use executor::{ExecutorConfig, TargetInflight};
 pub use models::{BUILTIN_MODEL, FakeConfig, LifecycleConfig, ModelConfig, ModelSource};
+pub use pool::PoolConfig;
 
 use models::FileModel;
 use serde::{Deserialize, Deserializer};
@@ -260,6 +262,8 @@ pub struct Config {
     pub management: ManagementConfig,
     /// Log.
     pub log: LogConfig,
+    /// All models together.
+    pub pool: PoolConfig,
     /// Defaults of all executors.
     pub executor: ExecutorConfig,
     /// Defaults of all engines.
@@ -282,6 +286,7 @@ struct File {
     server: ServerConfig,
     management: ManagementConfig,
     log: LogConfig,
+    pool: PoolConfig,
     executor: ExecutorConfig,
     engine: EngineConfig,
     keys: BTreeMap<String, FileKey>,
@@ -333,6 +338,7 @@ impl Config {
             server: file.server,
             management: file.management,
             log: file.log,
+            pool: file.pool,
             executor: file.executor,
             engine: file.engine,
             keys: file.keys.into_iter().map(key_config).collect(),
@@ -387,6 +393,9 @@ impl Config {
             return fault(format!(
                 "ema_alpha is {alpha}; it must be above 0 and at most 1"
             ));
+        }
+        if self.pool.load_threads == 0 {
+            return fault("pool.load_threads is 0; it must be at least 1".to_owned());
         }
         if !matches!(self.server.overload_status, 429 | 503) {
             return fault(format!(

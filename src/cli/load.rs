@@ -1,64 +1,98 @@
 //! Loading models for a subcommand, with a progress bar.
 //!
-//! Runs on the main thread, under `serve` on a thread of its own. What is not here: what loading is (`pool::loader`).
+//! Runs on the main thread, under `serve` on a thread of its own; the loads run on the pool's. What
+//! is not here: what loading is (`pool`).
 
 use super::progress::bytes_bar;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, PoolConfig};
 use crate::error::Error;
-use crate::pool::{LoadedModel, Pool, PoolEntry, loader};
-use crate::runtime::native::BackendKind;
+use crate::pool::state::State;
+use crate::pool::{LoadedModel, Pool};
 use crate::scheduler::Metrics;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
-/// Loads all announced models, one after the other, and reports progress to the pool.
-pub fn load_all(pool: &Pool, models: &[ModelConfig]) -> Result<(), Error> {
-    for model in models {
-        load(pool, model)?;
-    }
-    Ok(())
-}
+/// How often the bar moves.
+const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Makes the models known as loading.
-pub fn announce_all(pool: &Pool, models: &[ModelConfig]) -> Result<(), Error> {
+/// Makes the models known.
+pub fn add_all(pool: &Pool, models: &[ModelConfig]) -> Result<(), Error> {
     for model in models {
-        pool.announce(&model.name, &model.aliases)
+        pool.add(model.clone())
             .map_err(|error| Error::Usage(error.to_string()))?;
     }
     Ok(())
 }
 
-/// Loads one model into a pool of its own.
-pub fn load_one(model: &ModelConfig) -> Result<(Arc<Pool>, Arc<LoadedModel>), Error> {
-    let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
-    let loaded = load(&pool, model)?;
-    Ok((pool, loaded))
+/// Loads the enabled models. What fails is known to the pool.
+///
+/// # Errors
+/// The reasons, when there were enabled models and not one of them was loaded.
+pub fn load_enabled(pool: &Pool) -> Result<(), Error> {
+    pool.load_enabled();
+    show_until_started(pool);
+    let entries = pool.entries();
+    let failures: Vec<String> = entries
+        .iter()
+        .filter_map(|entry| match &entry.state {
+            State::Failed(why) => Some(format!("{}: {why}", entry.name)),
+            State::Unloaded | State::Loading(_) | State::Loaded(_) | State::Unloading(_) => None,
+        })
+        .collect();
+    if failures.is_empty() || entries.iter().any(|entry| entry.loaded().is_some()) {
+        return Ok(());
+    }
+    match failures.as_slice() {
+        [only] => Err(Error::Other(only.clone())),
+        all => Err(Error::Other(format!(
+            "no model was loaded: {}",
+            all.join("; ")
+        ))),
+    }
 }
 
-fn load(pool: &Pool, config: &ModelConfig) -> Result<Arc<LoadedModel>, Error> {
-    let started = Instant::now();
-    let bar = bytes_bar(&format!("loading {}", config.name));
-    let announced = match pool.find(&config.name) {
-        Some(PoolEntry::Loading(model)) => Some(model),
-        _ => None,
+/// Loads one model into a pool of its own, which has no limit on memory: whoever runs a single model
+/// by hand knows what they ask for.
+pub fn load_one(model: &ModelConfig) -> Result<(Arc<Pool>, Arc<LoadedModel>), Error> {
+    let config = PoolConfig {
+        cpu_bytes: Some(u64::MAX),
+        ..PoolConfig::default()
     };
-    let mut progress = |done, total| {
+    let pool = Arc::new(Pool::with_config(Arc::new(Metrics::new()), config));
+    add_all(&pool, std::slice::from_ref(model))?;
+    pool.load_enabled();
+    show_until_started(&pool);
+    match pool.find(&model.name).map(|entry| entry.state) {
+        Some(State::Loaded(loaded)) => Ok((pool, loaded)),
+        Some(State::Failed(why)) => Err(Error::Other(why.to_string())),
+        _ => Err(Error::Other(format!(
+            "the model '{}' was not loaded",
+            model.name
+        ))),
+    }
+}
+
+/// One bar over all loads, until the start is over.
+fn show_until_started(pool: &Pool) {
+    let bar = bytes_bar("loading");
+    while !pool.wait_started(BAR_INTERVAL) {
+        let entries = pool.entries();
+        let loads = entries.iter().filter_map(|entry| match &entry.state {
+            State::Loading(load) => Some(load),
+            State::Unloaded | State::Loaded(_) | State::Unloading(_) | State::Failed(_) => None,
+        });
+        let (mut done, mut total, mut names) = (0, 0, Vec::new());
+        for load in loads {
+            let progress = load.progress();
+            done += progress.done_bytes;
+            total += progress.total_bytes;
+            if progress.total_bytes > 0 {
+                names.push(load.name.as_str());
+            }
+        }
+        bar.set_message(format!("loading {}", names.join(", ")));
         bar.set_length(total);
         bar.set_position(done);
-        if let Some(model) = &announced {
-            model.report(done, total);
-        }
-    };
-    let loaded = loader::load(config, BackendKind::Cpu, pool.metrics(), &mut progress);
+    }
     bar.finish_and_clear();
-    let model = loaded.map_err(|error| Error::Other(error.to_string()))?;
-    tracing::info!(
-        model = %model.name,
-        file = %model.meta.file,
-        context_length = model.context_length,
-        seconds = (started.elapsed().as_secs_f64() * 1e3).round() / 1e3,
-        "loaded"
-    );
-    pool.insert(model)
-        .map_err(|error| Error::Usage(error.to_string()))
 }

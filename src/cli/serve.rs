@@ -3,7 +3,7 @@
 //! Runs on the main thread; models load on a thread of their own once the ports are bound. Every setting a user would want on the command line has a flag; the
 //! rest stands in the file. What is not here: what a server is made of (`server`).
 
-use super::load::{announce_all, load_all};
+use super::load::{add_all, load_enabled};
 use super::model_args::ModelArgs;
 use super::output::Output;
 use crate::config::{BUILTIN_MODEL, Config, ConfigError, LogFormat, ModelConfig, ModelSource};
@@ -245,13 +245,14 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     super::logging::install(&config.log)?;
     let signals = Signals::catch()?;
     raise_descriptor_limit();
-    let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
-    announce_all(&pool, &config.models)?;
+    let metrics = Arc::new(Metrics::new());
+    let pool = Arc::new(Pool::with_config(metrics, config.pool.clone()));
+    add_all(&pool, &config.models)?;
     let server = Server::start(&config, Arc::clone(&pool))?;
     tracing::info!(address = %server.address(), "listening; the models are loading");
-    match load_until_signal(pool, config.models.clone(), &signals) {
+    match load_until_signal(Arc::clone(&pool), &signals) {
         Ok(true) => {
-            announce(&server, &config)?;
+            announce(&server, &config, &pool)?;
             signals.wait();
         }
         Ok(false) => {} // asked to stop while loading
@@ -270,17 +271,13 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
 
 /// Loads on a thread of its own, so that a signal need not wait for a long load: then the answer is
 /// false, and the thread ends with the process.
-fn load_until_signal(
-    pool: Arc<Pool>,
-    models: Vec<ModelConfig>,
-    signals: &Signals,
-) -> Result<bool, Error> {
+fn load_until_signal(pool: Arc<Pool>, signals: &Signals) -> Result<bool, Error> {
     let (report, done) = crossbeam_channel::bounded(1);
     let loader = std::thread::Builder::new()
         .name("loader".into())
         .spawn(move || {
             // Nobody waits any more when a signal came first.
-            let _ = report.send(load_all(&pool, &models));
+            let _ = report.send(load_enabled(&pool));
         })?;
     match signals.wait_or(&done) {
         None => Ok(false),
@@ -293,18 +290,28 @@ fn load_until_signal(
 }
 
 /// The address on standard output, and a line that works when pasted.
-fn announce(server: &Server, config: &Config) -> Result<(), Error> {
+fn announce(server: &Server, config: &Config, pool: &Pool) -> Result<(), Error> {
     let address = reachable(server.address());
     let mut text = format!("tinyloop listens on http://{address}\n");
     if let Some(management) = server.management_address() {
         text.push_str(&format!("management on http://{management}\n"));
     }
-    let names: Vec<&str> = config
-        .models
+    // Those that answer come first: the line to paste names the first.
+    let mut entries = pool.entries();
+    entries.sort_by_key(|entry| match entry.loaded() {
+        Some(_) => 0,
+        None if entry.load_on_demand => 1,
+        None => 2,
+    });
+    let shown: Vec<String> = entries
         .iter()
-        .map(|model| model.name.as_str())
+        .map(|entry| match entry.loaded() {
+            Some(_) => entry.name.clone(),
+            None => format!("{} ({})", entry.name, entry.state.name().name()),
+        })
         .collect();
-    text.push_str(&format!("models: {}\n\n", names.join(", ")));
+    let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    text.push_str(&format!("models: {}\n\n", shown.join(", ")));
     let server = &config.server;
     let has_keys = !server.api_keys.is_empty() || !config.keys.is_empty();
     let key = match has_keys || server.api_key_file.is_some() {

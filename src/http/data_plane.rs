@@ -16,6 +16,7 @@ use super::router::{Route, is_ops_path, route};
 use super::state::ServerState;
 use super::wire::{Handler, Refusal, Request, Responder};
 use super::{ops, requests};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,8 +102,11 @@ impl DataPlane {
             .as_ref()
             .map_or(i32::MAX, |client| client.max_priority);
         let client = client.map(|client| client.name);
+        let hangup = exchange.hangup();
         let call = || Call {
             state,
+            hangup: hangup.clone(),
+            waited: Cell::default(),
             ping: self.stream_ping,
             request,
             client: client.clone(),
@@ -113,7 +117,7 @@ impl DataPlane {
             Route::Health => exchange.ops(&ops::health(state)),
             Route::Ready => exchange.ops(&ops::ready(state)),
             Route::Metrics => exchange.ops(&ops::metrics(state)),
-            Route::Models => exchange.json(&models::list(state)),
+            Route::Models => exchange.json(&models::list(state, request.query())),
             Route::Model(id) => match models::one(state, id) {
                 Ok(body) => exchange.json(&body),
                 Err(error) => exchange.error(&error),

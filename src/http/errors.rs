@@ -6,6 +6,7 @@
 //! 120 s, so a refusal that can never succeed is a 400. What is not here: text for the log
 //! (whoever finds a fault logs it), and how the bytes are written (`wire`).
 
+use crate::pool::Unavailable;
 use crate::request::{RequestError, UpstreamFault};
 use crate::scheduler::SubmitError;
 use serde_json::{Value, json};
@@ -49,6 +50,7 @@ pub enum ErrorCode {
     SloUnattainable,
     QueueTimeout,
     ServerOverloaded,
+    ModelNotLoaded,
     ModelLoading,
     ModelUnloading,
     ModelFailed,
@@ -100,6 +102,7 @@ impl ErrorCode {
             Self::SloUnattainable => (503, UNAVAILABLE, "slo_unattainable"),
             Self::QueueTimeout => (503, UNAVAILABLE, "queue_timeout"),
             Self::ServerOverloaded => (503, UNAVAILABLE, "overloaded"),
+            Self::ModelNotLoaded => (503, UNAVAILABLE, "model_not_loaded"),
             Self::ModelLoading => (503, UNAVAILABLE, "model_loading"),
             Self::ModelUnloading => (503, UNAVAILABLE, "model_unloading"),
             Self::ModelFailed => (503, UNAVAILABLE, "model_failed"),
@@ -144,6 +147,7 @@ impl ErrorCode {
             | Self::SloUnattainable
             | Self::QueueTimeout
             | Self::ServerOverloaded
+            | Self::ModelNotLoaded
             | Self::ModelLoading
             | Self::ModelUnloading
             | Self::ModelFailed
@@ -346,6 +350,56 @@ impl From<RequestError> for ApiError {
             retry_after_s,
             is_hopeless: code == ErrorCode::InvalidValue,
             ..Self::new(code, error.to_string())
+        }
+    }
+}
+
+/// When a model that has to be loaded first is asked for again.
+const RETRY_LOAD_S: u32 = 5;
+
+impl From<Unavailable> for ApiError {
+    /// Retry-After only where waiting helps: a model that is on its way, or that the next request
+    /// loads. Where only an operator can help the SDKs are told not to try again.
+    fn from(why: Unavailable) -> Self {
+        let (code, helps) = match &why {
+            Unavailable::Unknown(_) => (ErrorCode::ModelNotFound, false),
+            Unavailable::NotLoaded {
+                load_on_demand,
+                room,
+                ..
+            } => {
+                let is_hopeless = room.is_some_and(|room| room.is_hopeless);
+                (ErrorCode::ModelNotLoaded, *load_on_demand && !is_hopeless)
+            }
+            Unavailable::Loading { .. } => (ErrorCode::ModelLoading, true),
+            Unavailable::Unloading { load_on_demand, .. } => {
+                (ErrorCode::ModelUnloading, *load_on_demand)
+            }
+            Unavailable::Failed { load_on_demand, .. } => (ErrorCode::ModelFailed, *load_on_demand),
+            Unavailable::QueueFull { .. } => (ErrorCode::QueueFull, true),
+            Unavailable::ClientGone => (ErrorCode::ClientClosedRequest, false),
+            Unavailable::ShuttingDown => (ErrorCode::ShuttingDown, true),
+        };
+        let numbers = match &why {
+            Unavailable::NotLoaded {
+                room: Some(room), ..
+            } => vec![
+                ("needed_bytes", room.needed_bytes as f64),
+                ("free_bytes", room.free_bytes as f64),
+                ("limit_bytes", room.limit_bytes as f64),
+            ],
+            _ => Vec::new(),
+        };
+        let retry_after_s = match &why {
+            Unavailable::Loading { retry_after_s, .. } => Some(*retry_after_s),
+            // Another load begins at once, and ends when nobody knows yet.
+            _ => helps.then_some(RETRY_LOAD_S),
+        };
+        Self {
+            retry_after_s,
+            is_hopeless: !helps && code.row().0 == 503,
+            numbers,
+            ..Self::param(code, "model", why.to_string())
         }
     }
 }

@@ -9,7 +9,7 @@ use super::errors::{ApiError, ErrorCode};
 use super::ops::OpsAnswer;
 use super::sse;
 use super::state::ServerState;
-use super::wire::{EventWriter, Responder};
+use super::wire::{EventWriter, Hangup, Responder};
 use serde::Serialize;
 use std::io;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Manner {
         if error.code == ErrorCode::ShuttingDown {
             error.numbers.extend(self.state.drain().numbers());
         }
-        if error.retry_after_s.is_none() && error.code.passes() {
+        if error.retry_after_s.is_none() && error.code.passes() && !error.is_hopeless {
             error.retry_after_s = Some(self.state.retry_after_s());
         }
         error
@@ -100,6 +100,12 @@ impl Exchange {
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.responder.is_gone()
+    }
+
+    /// The same question, to be asked while something else is waited for.
+    #[must_use]
+    pub fn hangup(&self) -> Hangup {
+        self.responder.hangup()
     }
 
     /// Answers with JSON.

@@ -7,6 +7,7 @@
 use super::errors::ApiError;
 use super::state::ServerState;
 use crate::pool::PoolEntry;
+use crate::pool::state::{Leaving, State};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -73,36 +74,48 @@ pub fn health(state: &ServerState) -> OpsAnswer {
     }
 }
 
-/// Readiness: 200 when every model takes requests, 503 while loading or draining.
+/// Readiness: 503 while the models of the start are loading, while draining, and when no model is
+/// there that could answer. A model that is loaded or fails later does not take the server out.
 #[must_use]
 pub fn ready(state: &ServerState) -> OpsAnswer {
     if state.is_draining() {
         return OpsAnswer::json(503, &json!({"status": "draining"}));
     }
     let entries = state.pool().entries();
-    let is_ready = |entry: &PoolEntry| match entry {
-        PoolEntry::Loaded(model) => model.executor.snapshot().accepting,
-        PoolEntry::Loading(_) => false,
+    let can_answer = |entry: &PoolEntry| match entry.loaded() {
+        Some(model) => model.executor.snapshot().accepting,
+        None => entry.load_on_demand,
     };
-    if entries.is_empty() || !entries.iter().all(is_ready) {
-        let models: Vec<Value> = entries.iter().map(load_state).collect();
-        return OpsAnswer::json(503, &json!({"status": "loading", "models": models}));
+    let is_starting = state.pool().is_starting();
+    if !is_starting && entries.iter().any(can_answer) {
+        return OpsAnswer::json(200, &json!({"status": "ready"}));
     }
-    OpsAnswer::json(200, &json!({"status": "ready"}))
+    let is_loading = |entry: &PoolEntry| matches!(entry.state, State::Loading(_));
+    let status = match is_starting || entries.iter().any(is_loading) {
+        true => "loading",
+        false => "no_model",
+    };
+    let models: Vec<Value> = entries.iter().map(load_state).collect();
+    OpsAnswer::json(503, &json!({"status": status, "models": models}))
 }
 
 fn load_state(entry: &PoolEntry) -> Value {
-    match entry {
-        PoolEntry::Loaded(model) => json!({"id": model.name, "status": "loaded"}),
-        PoolEntry::Loading(model) => {
-            let (done, total) = model.progress();
-            let progress = done as f64 / total.max(1) as f64;
-            json!({
-                "id": model.name, "status": "loading", "loaded_bytes": done, "total_bytes": total,
-                "progress": (progress * 1e3).round() / 1e3,
-            })
+    let mut shown = json!({"id": entry.name, "status": entry.state.name().name()});
+    let load = match &entry.state {
+        State::Loading(load) | State::Unloading(Leaving::Load(load)) => load,
+        State::Failed(why) => {
+            shown["error"] = Value::from(&**why);
+            return shown;
         }
-    }
+        State::Unloaded | State::Loaded(_) | State::Unloading(Leaving::Model(_)) => return shown,
+    };
+    let now = load.progress();
+    let progress = now.done_bytes as f64 / now.total_bytes.max(1) as f64;
+    shown["phase"] = Value::from(now.phase.name());
+    shown["loaded_bytes"] = Value::from(now.done_bytes);
+    shown["total_bytes"] = Value::from(now.total_bytes);
+    shown["progress"] = Value::from((progress * 1e3).round() / 1e3);
+    shown
 }
 
 /// Prometheus text.

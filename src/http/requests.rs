@@ -21,7 +21,7 @@ pub type Owner<'a> = Option<&'a str>;
 #[must_use]
 pub fn list(state: &ServerState, owner: Owner<'_>) -> OpsAnswer {
     let requests: Vec<Value> = state
-        .models()
+        .models_with_work()
         .iter()
         .flat_map(|model| requests_of(state, model, owner))
         .collect();
@@ -44,7 +44,7 @@ pub fn cancel(state: &ServerState, name: &str, owner: Owner<'_>) -> Result<OpsAn
 /// What the scheduler knows: each model, and the sums over all of them.
 #[must_use]
 pub fn snapshot(state: &ServerState, owner: Owner<'_>) -> OpsAnswer {
-    let models = state.models();
+    let models = state.models_with_work();
     let snapshot_of = |model: &Arc<LoadedModel>| Snapshot {
         prefix_pool: model.executor.prefix_pool_stats(owner),
         ..model.executor.snapshot()

@@ -6,7 +6,7 @@
 use super::errors::{ApiError, ErrorCode};
 use super::live::LiveRequests;
 use super::wire::{REJECT_STATUSES, WireConfig, WireServer, WireStats};
-use crate::pool::{LoadedModel, LoadingModel, Pool, PoolEntry};
+use crate::pool::{LoadedModel, Patience, Pool, Unavailable};
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
@@ -141,27 +141,34 @@ impl ServerState {
         self.pool.list()
     }
 
-    /// The model that a request means. Clients of one-model servers leave the name out.
-    pub fn resolve(&self, name: Option<&str>) -> Result<Arc<LoadedModel>, ApiError> {
-        let Some(name) = name.filter(|name| !name.is_empty()) else {
-            let mut entries = self.pool.entries();
-            if entries.len() == 1
-                && let Some(only) = entries.pop()
-            {
-                return loaded(only);
-            }
-            return Err(ApiError::param(
+    /// All loaded models, and those that finish their work before they go.
+    #[must_use]
+    pub fn models_with_work(&self) -> Vec<Arc<LoadedModel>> {
+        self.pool.with_work()
+    }
+
+    /// The model that a request means; waits for one that is loaded on demand. Clients of one-model
+    /// servers leave the name out.
+    pub fn resolve(
+        &self,
+        name: Option<&str>,
+        patience: &Patience<'_>,
+    ) -> Result<Arc<LoadedModel>, ApiError> {
+        if let Some(name) = name.filter(|name| !name.is_empty()) {
+            let found = self.pool.acquire(name, patience);
+            return found.map_err(|why| match why {
+                Unavailable::Unknown(_) => unknown_model(name),
+                why => why.into(),
+            });
+        }
+        match self.pool.entries().as_slice() {
+            [only] => Ok(self.pool.acquire(&only.name, patience)?),
+            _ => Err(ApiError::param(
                 ErrorCode::MissingRequiredParameter,
                 "model",
                 "'model' is missing; GET /v1/models lists the models",
-            ));
-        };
-        let Some(entry) = self.pool.find(name) else {
-            let shown: String = name.chars().take(100).collect();
-            let message = format!("the model '{shown}' does not exist; GET /v1/models lists them");
-            return Err(ApiError::param(ErrorCode::ModelNotFound, "model", message));
-        };
-        loaded(entry)
+            )),
+        }
     }
 
     /// The same for names that may end in a depth: `model@4` is `model` with 4 loops, unless a model
@@ -169,6 +176,7 @@ impl ServerState {
     pub fn resolve_with_loops(
         &self,
         name: Option<&str>,
+        patience: &Patience<'_>,
     ) -> Result<(Arc<LoadedModel>, Option<u32>), ApiError> {
         let split = name.and_then(|name| name.rsplit_once('@'));
         let is_known = |name| self.pool.find(name).is_some();
@@ -177,9 +185,9 @@ impl ServerState {
             && !name.is_some_and(is_known)
             && is_known(base)
         {
-            return Ok((self.resolve(Some(base))?, Some(loops)));
+            return Ok((self.resolve(Some(base), patience)?, Some(loops)));
         }
-        Ok((self.resolve(name)?, None))
+        Ok((self.resolve(name, patience)?, None))
     }
 
     /// Prometheus text of all executors and of the connection layer.
@@ -193,25 +201,12 @@ impl ServerState {
     }
 }
 
-fn loaded(entry: PoolEntry) -> Result<Arc<LoadedModel>, ApiError> {
-    match entry {
-        PoolEntry::Loaded(model) => Ok(model),
-        PoolEntry::Loading(model) => Err(ApiError {
-            retry_after_s: Some(model.retry_after_s()),
-            ..ApiError::param(ErrorCode::ModelLoading, "model", loading_message(&model))
-        }),
-    }
-}
-
-fn loading_message(model: &LoadingModel) -> String {
-    let percent = match model.progress() {
-        (_, 0) => 0,
-        (done, total) => u128::from(done) * 100 / u128::from(total),
-    };
-    format!(
-        "the model '{}' is being loaded ({percent} %); GET /ready tells when it is there",
-        model.name
-    )
+/// Names the id as it came, a long one cut.
+#[must_use]
+pub fn unknown_model(id: &str) -> ApiError {
+    let shown: String = id.chars().take(100).collect();
+    let message = format!("the model '{shown}' does not exist; GET /v1/models lists them");
+    ApiError::param(ErrorCode::ModelNotFound, "model", message)
 }
 
 /// The connection layer's counters, gauges and limits as exposition text. Reads atomics only.

@@ -1,100 +1,193 @@
 //! From a model's configuration to an executor that answers.
 //!
-//! Runs on the caller's thread; nothing is left running when it fails. A broken chat template does
-//! not stop a load: it is a warning here and an error of the chat requests that need it. What is
-//! not here: the registry (`pool`), which models there are (`config`).
+//! Runs on the load's thread; nothing is left running when it fails. Every source makes one
+//! [`Recipe`]: a factory of identical replicas, and what the front needs to talk to them
+//! ([`SourceLoader::recipe`] is the one place that knows which sources there are). The loader asks
+//! the factory for all replicas or none, and hands it to the executor, which builds lost replicas
+//! anew. A broken chat template does not stop a load: it is a warning here and an error of the chat
+//! requests that need it. What is not here: the registry (`registry`), which models there are
+//! (`config`).
 
-use super::{LoadedModel, LoopRange, ModelMeta, WindowRange};
+use super::estimate;
+use super::ledger::{DeviceId, MemorySource, ModelMemory};
+use super::model::{
+    LoadPhase, LoadedModel, LoadingModel, LoopRange, ModelMeta, RuntimeWatch, WindowRange,
+};
+use super::overrides::Estimate;
 use crate::config::{EngineConfig, FakeConfig, ModelConfig, ModelSource};
-use crate::format::{FormatError, ModelFile};
+use crate::engine::arbiter::{DeviceArbiter, DeviceShare};
+use crate::format::ModelFile;
 use crate::model;
-use crate::runtime::Runtime;
 use crate::runtime::fake::{self, FakeRuntime, Pace};
-use crate::runtime::native::{BackendKind, LoadError as RuntimeError, NativeRuntime};
+use crate::runtime::native::{BackendKind, NativeRuntime, Place};
+use crate::runtime::{ReplicaFactory, Runtime};
 use crate::scheduler::{Executor, ExecutorContext, Metrics};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
-use std::path::Path;
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Where GGUF files keep the chat template.
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
-/// Why a model was not loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The file, or what it asks for.
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-    /// Soon.
-    #[error("the backend `{0}` is not built yet")]
-    NotBuilt(String),
-    /// The driver thread could not be made.
-    #[error("the driver thread cannot be started: {0}")]
-    Thread(#[from] std::io::Error),
+/// Makes models of their configurations.
+pub trait ModelLoader: Send + Sync {
+    /// What the model would hold, over all replicas; cheap. All zero when nobody knows.
+    fn estimate(&self, config: &ModelConfig) -> Estimate;
+
+    /// Makes all replicas and a started executor; tells its progress, and gives up when that is
+    /// cancelled.
+    ///
+    /// # Errors
+    /// In words for the operator; nothing is left running.
+    fn load(
+        &self,
+        config: &ModelConfig,
+        progress: &Arc<LoadingModel>,
+    ) -> Result<LoadedModel, String>;
 }
 
-impl From<FormatError> for LoadError {
-    fn from(error: FormatError) -> Self {
-        Self::Runtime(error.into())
-    }
-}
-
-/// Makes the runtime that the configuration asks for and starts its executor. `progress` hears
-/// bytes done of total.
-///
-/// # Errors
-/// See [`LoadError`].
-pub fn load(
-    config: &ModelConfig,
+/// The loader of every source that a configuration can name.
+pub struct SourceLoader {
     kind: BackendKind,
-    metrics: &Arc<Metrics>,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<LoadedModel, LoadError> {
-    let parts = match &config.source {
-        ModelSource::File(path) => load_file(path, config, kind, progress)?,
-        ModelSource::Fake(fake) => fake_parts(fake),
-        ModelSource::OpenaiRemote(_) | ModelSource::LlamaServer(_) | ModelSource::VllmServe(_) => {
-            let backend = config.source.backend().to_owned();
-            return Err(LoadError::NotBuilt(backend));
-        }
-    };
-    let context = ExecutorContext::new(config.name.clone(), Arc::clone(metrics));
-    let executor = Executor::with_context(vec![parts.runtime], config.executor.clone(), context);
-    executor.start()?;
-    Ok(LoadedModel {
-        name: config.name.clone(),
-        aliases: config.aliases.clone(),
-        created: SystemTime::now(),
-        context_length: executor.context_length(),
-        executor: Arc::new(executor),
-        tokenizer: Some(parts.tokenizer),
-        chat_template: parts.chat_template,
-        meta: parts.meta,
-    })
+    metrics: Arc<Metrics>,
+    /// Main memory's cores, which all native engines share.
+    arbiter: DeviceArbiter,
 }
 
-/// A runtime and what the front needs to talk to it.
-struct Parts {
-    runtime: Arc<dyn Runtime>,
-    tokenizer: Arc<Tokenizer>,
+/// How the replicas of a model are made, and what the front needs to talk to them.
+struct Recipe {
+    /// Replica 0, when it was needed to know the rest.
+    first: Option<Arc<dyn Runtime>>,
+    factory: ReplicaFactory,
+    tokenizer: Option<Arc<Tokenizer>>,
     chat_template: Result<Arc<ChatTemplate>, String>,
+    /// Its memory is that of one replica.
     meta: ModelMeta,
 }
 
+impl SourceLoader {
+    /// Native models run on these kernels; executors report to `metrics`.
+    #[must_use]
+    pub fn new(kind: BackendKind, metrics: Arc<Metrics>) -> Self {
+        Self {
+            kind,
+            metrics,
+            arbiter: DeviceArbiter::new(),
+        }
+    }
+
+    fn recipe(&self, config: &ModelConfig, progress: &Arc<LoadingModel>) -> Result<Recipe, String> {
+        match &config.source {
+            ModelSource::File(path) => {
+                let share = self.arbiter.share(config.lifecycle.device_weight);
+                native(path, config, (self.kind, share), progress)
+            }
+            ModelSource::Fake(fake) => Ok(stand_in(fake)),
+            ModelSource::OpenaiRemote(_)
+            | ModelSource::LlamaServer(_)
+            | ModelSource::VllmServe(_) => {
+                let backend = config.source.backend();
+                Err(format!("the backend `{backend}` is not built yet"))
+            }
+        }
+    }
+}
+
+impl ModelLoader for SourceLoader {
+    fn estimate(&self, config: &ModelConfig) -> Estimate {
+        let one = match &config.source {
+            ModelSource::File(path) => estimate::of_file(path, &config.engine).unwrap_or_default(),
+            ModelSource::LlamaServer(child) => estimate::of_artifact(&child.file),
+            // vLLM holds memory of GPUs, and says itself how much of it.
+            ModelSource::Fake(_) | ModelSource::OpenaiRemote(_) | ModelSource::VllmServe(_) => {
+                Estimate::default()
+            }
+        };
+        Estimate {
+            memory: one.memory.times(config.lifecycle.replicas),
+            ..one
+        }
+    }
+
+    fn load(
+        &self,
+        config: &ModelConfig,
+        progress: &Arc<LoadingModel>,
+    ) -> Result<LoadedModel, String> {
+        let recipe = self.recipe(config, progress)?;
+        let runtimes = replicas(&recipe, config.lifecycle.replicas, progress)?;
+        progress.enter(LoadPhase::Starting);
+        let watch = RuntimeWatch::default();
+        for runtime in &runtimes {
+            watch.add(runtime);
+        }
+        let context = ExecutorContext::new(config.name.clone(), Arc::clone(&self.metrics));
+        let executor = Executor::with_context(runtimes, config.executor.clone(), context);
+        executor
+            .start()
+            .map_err(|error| format!("the driver thread cannot be started: {error}"))?;
+        let memory = recipe.meta.memory.times(config.lifecycle.replicas);
+        Ok(LoadedModel {
+            name: config.name.clone(),
+            aliases: config.aliases.clone(),
+            created: SystemTime::now(),
+            context_length: executor.context_length(),
+            executor: Arc::new(executor),
+            tokenizer: recipe.tokenizer,
+            chat_template: recipe.chat_template,
+            meta: ModelMeta {
+                memory,
+                ..recipe.meta
+            },
+            runtimes: watch,
+        })
+    }
+}
+
+/// All replicas or none: those that were made are dropped, which ends them, when one fails.
+fn replicas(
+    recipe: &Recipe,
+    n_replicas: u32,
+    progress: &LoadingModel,
+) -> Result<Vec<Arc<dyn Runtime>>, String> {
+    let mut made: Vec<Arc<dyn Runtime>> = recipe.first.iter().cloned().collect();
+    for index in made.len()..n_replicas as usize {
+        if progress.is_cancelled() {
+            return Err("the load was cancelled".to_owned());
+        }
+        let runtime = (recipe.factory)(index);
+        made.push(runtime.map_err(|why| match n_replicas {
+            1 => why,
+            n => format!("replica {} of {n}: {why}", index + 1),
+        })?);
+    }
+    match progress.is_cancelled() {
+        true => Err("the load was cancelled".to_owned()),
+        false => Ok(made),
+    }
+}
+
 /// A stand-in that echoes bytes.
-fn fake_parts(config: &FakeConfig) -> Parts {
+fn stand_in(config: &FakeConfig) -> Recipe {
     let tokenizer = Arc::new(Tokenizer::bytes());
     let pace = match config.tick.is_zero() {
         true => Pace::AtOnce,
         false => Pace::Threaded(config.tick),
     };
     let capability = fake::capability(config.max_inflight);
-    let script = Box::new(fake::echo);
-    let runtime = FakeRuntime::new(capability, pace, Some(Arc::clone(&tokenizer)), script);
     let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
-    Parts {
-        runtime: Arc::new(runtime),
+    let vocabulary = Arc::clone(&tokenizer);
+    let factory = move |_| {
+        let script = Box::new(fake::echo);
+        let vocabulary = Some(Arc::clone(&vocabulary));
+        let runtime = FakeRuntime::new(capability, pace, vocabulary, script);
+        Ok(Arc::new(runtime) as Arc<dyn Runtime>)
+    };
+    Recipe {
+        first: None,
+        factory: Arc::new(factory),
         chat_template: ChatTemplate::compile(template, "", "")
             .map(Arc::new)
             .map_err(|error| error.to_string()),
@@ -104,42 +197,134 @@ fn fake_parts(config: &FakeConfig) -> Parts {
             vocab_size: tokenizer.vocab_size() as u32,
             trained_context_length: capability.context_length,
             fingerprint: "fp_fake".to_owned(),
+            backend: "fake".to_owned(),
             ..ModelMeta::default()
         },
-        tokenizer,
+        tokenizer: Some(tokenizer),
     }
 }
 
-/// A GGUF file in the built-in engine.
-fn load_file(
+/// What the replicas of a native model have in common.
+struct Native {
+    path: PathBuf,
+    name: String,
+    engine: EngineConfig,
+    kind: BackendKind,
+    /// Each replica takes a seat.
+    share: DeviceShare,
+    tokenizer: Arc<Tokenizer>,
+    n_replicas: u32,
+    /// Of the load; replicas that are built anew later have none.
+    progress: Mutex<Option<Arc<LoadingModel>>>,
+    /// Open while the model loads; a replica that is built anew opens it again.
+    file: Mutex<Option<Arc<ModelFile>>>,
+}
+
+impl Native {
+    fn make(&self, index: usize) -> Result<NativeRuntime, String> {
+        let kept = self.file.lock().clone();
+        let file = match kept {
+            Some(file) => file,
+            None => Arc::new(model::open(&self.path).map_err(|error| error.to_string())?),
+        };
+        let progress = self.progress.lock().clone();
+        let mut report = |done: u64, total: u64| {
+            if let Some(progress) = &progress {
+                progress.enter(LoadPhase::Reading);
+                let before = total.saturating_mul(index as u64);
+                let all = total.saturating_mul(u64::from(self.n_replicas));
+                progress.report(before.saturating_add(done), all);
+            }
+        };
+        NativeRuntime::from_file(
+            &file,
+            Arc::clone(&self.tokenizer),
+            &self.name,
+            &self.engine,
+            Place {
+                kind: self.kind,
+                seat: Some(self.share.seat()),
+            },
+            &mut report,
+        )
+        .map_err(|error| error.to_string())
+    }
+}
+
+/// A model file in the built-in engine. The replicas share the tokenizer and, while they load, the
+/// mapped file; weights and KV are each one's own.
+fn native(
     path: &Path,
     config: &ModelConfig,
-    kind: BackendKind,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<Parts, LoadError> {
-    let file = model::open(path).map_err(RuntimeError::from)?;
-    let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
+    (kind, share): (BackendKind, DeviceShare),
+    progress: &Arc<LoadingModel>,
+) -> Result<Recipe, String> {
+    let file = model::open(path).map_err(|error| error.to_string())?;
+    let tokenizer = Tokenizer::from_gguf(&file).map_err(|error| error.to_string())?;
+    let tokenizer = Arc::new(tokenizer);
     let chat_template = chat_template(&file, &tokenizer);
     if let Err(why) = &chat_template {
         tracing::warn!(model = %config.name, %why, "chat requests will be refused");
     }
-    let runtime = NativeRuntime::from_file(
-        &file,
-        Arc::clone(&tokenizer),
-        &config.name,
-        &config.engine,
+    let file = Arc::new(file);
+    let native = Arc::new(Native {
+        path: path.to_owned(),
+        name: config.name.clone(),
+        engine: config.engine.clone(),
         kind,
-        progress,
-    )?;
+        share,
+        tokenizer: Arc::clone(&tokenizer),
+        n_replicas: config.lifecycle.replicas,
+        progress: Mutex::new(Some(Arc::clone(progress))),
+        file: Mutex::new(Some(Arc::clone(&file))),
+    });
+    let first = native.make(0)?;
+    let meta = native_meta(path, &file, config, &first);
+    let for_factory = Arc::clone(&native);
+    let last = config.lifecycle.replicas.saturating_sub(1) as usize;
+    if last == 0 {
+        native.let_go();
+    }
+    let factory = move |index: usize| {
+        let runtime = for_factory.make(index);
+        if index >= last {
+            for_factory.let_go();
+        }
+        runtime.map(|runtime| Arc::new(runtime) as Arc<dyn Runtime>)
+    };
+    Ok(Recipe {
+        first: Some(Arc::new(first)),
+        factory: Arc::new(factory),
+        tokenizer: Some(tokenizer),
+        chat_template,
+        meta,
+    })
+}
+
+impl Native {
+    /// The load is over: the file is unmapped, progress is nobody's business any more.
+    fn let_go(&self) {
+        *self.file.lock() = None;
+        *self.progress.lock() = None;
+    }
+}
+
+fn native_meta(
+    path: &Path,
+    file: &ModelFile,
+    config: &ModelConfig,
+    runtime: &NativeRuntime,
+) -> ModelMeta {
     let spec = runtime.spec();
-    let meta = ModelMeta {
+    let memory = runtime.memory();
+    ModelMeta {
         architecture: spec.architecture.clone(),
         title: spec.name.clone(),
         file: path.display().to_string(),
         file_bytes: file.file_len(),
         vocab_size: spec.vocab_size,
         trained_context_length: spec.context_length,
-        fingerprint: fingerprint(&file, &config.engine, runtime.backend_name()),
+        fingerprint: fingerprint(file, &config.engine, runtime.backend_name()),
         loops: LoopRange {
             default: runtime.plan().default_loops,
             max: runtime.plan().max_loops,
@@ -149,13 +334,15 @@ fn load_file(
             default: config.engine.cache_window,
             max: runtime.limits().context_length,
         },
-    };
-    Ok(Parts {
-        runtime: Arc::new(runtime),
-        tokenizer,
-        chat_template,
-        meta,
-    })
+        backend: format!("native ({})", runtime.backend_name()),
+        memory: ModelMemory {
+            device: DeviceId::Cpu,
+            weight_bytes: memory.weight_bytes,
+            kv_bytes: memory.kv_bytes,
+            scratch_bytes: memory.scratch_bytes,
+            source: MemorySource::MeasuredLoadDelta,
+        },
+    }
 }
 
 /// The compiled template, or why there is none.

@@ -1,278 +1,391 @@
-//! The models this server has, by the names that clients send.
+//! The models this server has, by the names that clients send: which of them are in memory, and how
+//! they come and go.
 //!
-//! Filled at start, read by every HTTP worker; a short read lock, never held across a call into an
-//! executor. A model is announced before it is loaded, so that a client who names it meanwhile
-//! hears "loading" and not "unknown":
+//! Read in this order: `state` (the machine of one model, with its diagram, and what a request gets
+//! in each state), `ledger` (pure: bytes per device, who makes room), `registry` (all models; no lock
+//! of its own), this file (the lock, the handle that others hold), `acquire` (a request looks for its
+//! model and may wait for it), `workers` (the threads that load, unload and watch for idleness),
+//! `loader` (from a configuration to an executor), `estimate` (bytes before a load), `overrides` (what
+//! a load may change), `model` and `report` (what others see), `gauges` (metrics).
 //!
-//! ```text
-//!   announce ──► Loading ── insert ──► Loaded
-//! ```
+//! # Synchronization
 //!
-//! What is not here: how a file becomes an executor (`loader`), unloading, eviction, budgets. A
-//! load that fails ends the process, so there is no failed state.
+//! One mutex around the [`registry::Registry`], held for look-ups and decisions only: never across a
+//! call into an executor, a loader or a send. What a decision asks for is carried out after the lock
+//! was let go, on threads named `load-MODEL` (at most `pool.load_threads` at once) and
+//! `unload-MODEL` (at most one per loaded model). Every change of a state wakes everyone who waits
+//! for one; who waits also looks again every [`LOOK_AGAIN`], because a model that becomes idle, and
+//! time itself, wake nobody.
+//!
+//! # Unloading
+//!
+//! New work is refused from the moment the state changes, queued work is cancelled with
+//! `model_unloading`, running work may finish within the drain timeout. The model is `unloaded`, and
+//! its bytes are free for others, only when its engine threads were joined and nobody holds the model
+//! or a runtime of it any more. What is not here: HTTP, the scheduler.
 
+mod acquire;
+mod entry;
+pub mod estimate;
+mod gauges;
+pub mod ledger;
 pub mod loader;
+mod model;
+pub mod overrides;
+mod registry;
+mod reload;
+mod report;
+mod reports;
+pub mod state;
+mod workers;
 
-use crate::model::ExitRules;
-use crate::rate::finished_after_s;
-use crate::scheduler::{Executor, Metrics};
-use crate::tokenizer::{ChatTemplate, Tokenizer};
-use parking_lot::RwLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+pub use acquire::{Patience, Unavailable};
+pub use loader::{ModelLoader, SourceLoader};
+pub use model::{
+    LoadPhase, LoadProgress, LoadedModel, LoadingModel, LoopRange, ModelMeta, RuntimeWatch,
+    WindowRange,
+};
+pub use overrides::{Estimate, LoadConstraints, LoadOverride};
+pub use report::{
+    DeviceReport, DeviceShare, LoadTicket, ModelReport, NameTaken, PoolError, ReloadReport,
+};
+pub use state::RuntimeState;
 
-/// What is known of a model beside its executor; for lists and admin pages.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ModelMeta {
-    /// `general.architecture`; empty for models without a file.
-    pub architecture: String,
-    /// `general.name` of the file.
-    pub title: String,
-    /// Path of the file.
-    pub file: String,
-    /// Its length in bytes.
-    pub file_bytes: u64,
-    /// Vocabulary size.
-    pub vocab_size: u32,
-    /// Context length the model was trained with, in tokens.
-    pub trained_context_length: u32,
-    /// Changes when the answers of a seed may change: version and model file.
-    pub fingerprint: String,
-    /// Loops that requests may ask for.
-    pub loops: LoopRange,
-    /// Rules by which their tokens may leave the loop early.
-    pub exit_rules: ExitRules,
-    /// Attention windows that requests may ask for.
-    pub windows: WindowRange,
-}
+use crate::clock::{Clock, SystemClock};
+use crate::config::{FakeConfig, ModelConfig, ModelSource, PoolConfig};
+use crate::runtime::native::BackendKind;
+use crate::scheduler::Metrics;
+use entry::{Action, Activity, Entry, Limits};
+use gauges::Gauges;
+use ledger::DeviceId;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use registry::Registry;
+use state::State;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Sliding attention windows of a model, in tokens: `0..=max`, 0 = full attention.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WindowRange {
-    /// What a request gets that does not say.
-    pub default: u32,
-    /// Most that a request may ask for: the context length. 0 where there are no windows.
-    pub max: u32,
-}
-
-/// Loops of a model's core: `1..=max`, `default` when a request does not say. Both 1 for ordinary
-/// models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoopRange {
-    /// What a request gets that does not say.
-    pub default: u32,
-    /// Most that a request may ask for.
-    pub max: u32,
-}
-
-impl Default for LoopRange {
-    fn default() -> Self {
-        Self { default: 1, max: 1 }
-    }
-}
-
-/// A model that answers.
-pub struct LoadedModel {
-    /// The id that clients send.
-    pub name: String,
-    /// Further ids for it.
-    pub aliases: Vec<String>,
-    /// When it was loaded.
-    pub created: SystemTime,
-    /// Where its requests go; started.
-    pub executor: Arc<Executor>,
-    /// Text to tokens; None when its runtimes take text.
-    pub tokenizer: Option<Arc<Tokenizer>>,
-    /// Messages to text, or why that cannot be done.
-    pub chat_template: Result<Arc<ChatTemplate>, String>,
-    /// Longest prompt + completion in tokens, as served.
-    pub context_length: u32,
-    /// For lists.
-    pub meta: ModelMeta,
-}
-
-impl std::fmt::Debug for LoadedModel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LoadedModel")
-            .field("name", &self.name)
-            .field("context_length", &self.context_length)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Two models answer to one id.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the id `{0}` is taken by another model")]
-pub struct NameTaken(pub String);
-
-/// A model that is on its way.
-#[derive(Debug, Default)]
-pub struct LoadingModel {
-    /// The id that clients send.
-    pub name: String,
-    /// Further ids for it.
-    pub aliases: Vec<String>,
-    /// Written by the loader, read by probes: for people, so relaxed.
-    done_bytes: AtomicU64,
-    total_bytes: AtomicU64,
-    /// Of the first report.
-    begun: OnceLock<Instant>,
-}
-
-impl LoadingModel {
-    /// The loader reports bytes done of total.
-    pub fn report(&self, done_bytes: u64, total_bytes: u64) {
-        self.begun.get_or_init(Instant::now);
-        self.total_bytes.store(total_bytes, Ordering::Relaxed);
-        self.done_bytes.store(done_bytes, Ordering::Relaxed);
-    }
-
-    /// Bytes done of total; (0, 0) before the loader has looked at the file.
-    #[must_use]
-    pub fn progress(&self) -> (u64, u64) {
-        let total = self.total_bytes.load(Ordering::Relaxed);
-        (self.done_bytes.load(Ordering::Relaxed).min(total), total)
-    }
-
-    /// Whole seconds, 1..=30, until it should be there, by the rate of the load so far.
-    #[must_use]
-    pub fn retry_after_s(&self) -> u32 {
-        let (done, total) = self.progress();
-        let elapsed = self.begun.get().map(Instant::elapsed).unwrap_or_default();
-        finished_after_s(done, total, elapsed)
-    }
-}
+/// How often somebody who waits looks again without having been woken.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// A refused load is tried so often before the refusal is told: a probe that holds a model for the
+/// moment makes it look busy.
+const LOAD_TRIES: u32 = 5;
+/// Part of the available memory that is left to others when no limit is configured: 1/8, at least
+/// 256 MiB.
+const RESERVE_BYTES_MIN: u64 = 256 << 20;
 
 /// A configured model at one moment.
 #[derive(Clone, Debug)]
-pub enum PoolEntry {
-    /// Announced; requests for it can only be told to come again.
-    Loading(Arc<LoadingModel>),
-    /// Takes requests.
-    Loaded(Arc<LoadedModel>),
+pub struct PoolEntry {
+    /// The id that clients send.
+    pub name: String,
+    /// Further ids for it.
+    pub aliases: Vec<String>,
+    /// A request loads it.
+    pub load_on_demand: bool,
+    /// Where it is.
+    pub state: State,
 }
 
 impl PoolEntry {
-    /// The id that clients send.
+    /// The model, if it takes requests.
     #[must_use]
-    pub fn name(&self) -> &str {
-        match self {
-            Self::Loading(model) => &model.name,
-            Self::Loaded(model) => &model.name,
+    pub fn loaded(&self) -> Option<&Arc<LoadedModel>> {
+        match &self.state {
+            State::Loaded(model) => Some(model),
+            State::Unloaded | State::Loading(_) | State::Unloading(_) | State::Failed(_) => None,
         }
-    }
-
-    fn answers_to(&self, id: &str) -> bool {
-        let (name, aliases) = match self {
-            Self::Loading(model) => (&model.name, &model.aliases),
-            Self::Loaded(model) => (&model.name, &model.aliases),
-        };
-        name == id || aliases.iter().any(|alias| alias == id)
     }
 }
 
-/// The registry.
-pub struct Pool {
+/// What a pool is made of.
+pub struct PoolParts {
+    /// Where counts go.
+    pub metrics: Arc<Metrics>,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Who makes models.
+    pub loader: Arc<dyn ModelLoader>,
+    /// Limits.
+    pub config: PoolConfig,
+}
+
+/// What the pool's handle and its threads share.
+struct Shared {
     metrics: Arc<Metrics>,
-    /// Guards the list; read for each request, written when a model comes.
-    models: RwLock<Vec<PoolEntry>>,
+    gauges: Gauges,
+    clock: Arc<dyn Clock>,
+    loader: Arc<dyn ModelLoader>,
+    config: PoolConfig,
+    /// Guards all states; see the module.
+    registry: Mutex<Registry>,
+    /// A state changed, or the pool closed.
+    changed: Condvar,
+}
+
+/// The registry, shared by everybody. Dropping it cancels loads and ends the watch for idleness.
+pub struct Pool {
+    shared: Arc<Shared>,
+    /// The thread that unloads idle models, once there is one that asks for it; guards its start.
+    reaper: Mutex<Option<workers::Reaper>>,
 }
 
 impl Pool {
-    /// An empty pool whose executors report to `metrics`.
+    /// An empty pool with the usual loader and limits, whose executors report to `metrics`.
     #[must_use]
     pub fn new(metrics: Arc<Metrics>) -> Self {
-        Self {
+        Self::with_config(metrics, PoolConfig::default())
+    }
+
+    /// The same with limits.
+    #[must_use]
+    pub fn with_config(metrics: Arc<Metrics>, config: PoolConfig) -> Self {
+        let loader = SourceLoader::new(BackendKind::Cpu, Arc::clone(&metrics));
+        Self::with_parts(PoolParts {
             metrics,
-            models: RwLock::new(Vec::new()),
+            clock: Arc::new(SystemClock),
+            loader: Arc::new(loader),
+            config,
+        })
+    }
+
+    /// An empty pool of these parts.
+    #[must_use]
+    pub fn with_parts(parts: PoolParts) -> Self {
+        let PoolParts {
+            metrics,
+            clock,
+            loader,
+            config,
+        } = parts;
+        let cpu_bytes = config.cpu_bytes.unwrap_or_else(usable_bytes);
+        let limits = Limits {
+            bytes: BTreeMap::from([(DeviceId::Cpu, cpu_bytes)]),
+            load_threads: config.load_threads.max(1),
+            min_residency: config.min_residency,
+            drain: config.drain_timeout,
+        };
+        let shared = Shared {
+            gauges: Gauges::new(metrics.registry()),
+            metrics,
+            clock,
+            loader,
+            config,
+            registry: Mutex::new(Registry::new(limits)),
+            changed: Condvar::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            reaper: Mutex::new(None),
         }
     }
 
-    /// The registry of the process.
+    /// The metrics of the process.
     #[must_use]
     pub fn metrics(&self) -> &Arc<Metrics> {
-        &self.metrics
+        &self.shared.metrics
     }
 
-    /// Makes a model known that is to be loaded; its name and aliases must be new.
-    pub fn announce(&self, name: &str, aliases: &[String]) -> Result<Arc<LoadingModel>, NameTaken> {
-        let mut models = self.models.write();
-        check_free(&models, name, aliases)?;
-        let model = Arc::new(LoadingModel {
-            name: name.to_owned(),
-            aliases: aliases.to_vec(),
-            ..LoadingModel::default()
-        });
-        models.push(PoolEntry::Loading(Arc::clone(&model)));
+    /// Makes a model known; it is not loaded.
+    ///
+    /// # Errors
+    /// Its name or an alias belongs to another one.
+    pub fn add(&self, config: ModelConfig) -> Result<(), NameTaken> {
+        let is_reaped = config.lifecycle.idle_unload.is_some();
+        let now = self.shared.clock.now();
+        self.shared.registry.lock().add(config, now)?;
+        if is_reaped {
+            self.watch_idleness();
+        }
+        Ok(())
+    }
+
+    /// Adds a model that was loaded elsewhere: in the place of its entry when that is not loaded,
+    /// else as a new one. Unloaded, a new one becomes a stand-in.
+    ///
+    /// # Errors
+    /// Its name or an alias belongs to another one.
+    pub fn insert(&self, model: LoadedModel) -> Result<Arc<LoadedModel>, NameTaken> {
+        let source = ModelSource::Fake(FakeConfig::default());
+        let config = ModelConfig {
+            aliases: model.aliases.clone(),
+            ..ModelConfig::new(model.name.clone(), source)
+        };
+        let model = Arc::new(model);
+        let now = self.shared.clock.now();
+        let inserted = Arc::clone(&model);
+        self.shared.registry.lock().insert(inserted, config, now)?;
+        self.shared.changed.notify_all();
         Ok(model)
     }
 
-    /// Adds a model: in the place of its announcement, or at the end when there was none. Name and
-    /// aliases must be free beside that.
-    pub fn insert(&self, model: LoadedModel) -> Result<Arc<LoadedModel>, NameTaken> {
-        let mut models = self.models.write();
-        let announced = models.iter().position(
-            |entry| matches!(entry, PoolEntry::Loading(loading) if loading.name == model.name),
-        );
-        let place = announced.unwrap_or(models.len());
-        let taken_out = announced.map(|place| models.remove(place));
-        let free = check_free(&models, &model.name, &model.aliases);
-        let model = Arc::new(model);
-        match (&free, taken_out) {
-            (Ok(()), _) => models.insert(place, PoolEntry::Loaded(Arc::clone(&model))),
-            (Err(_), Some(announced)) => models.insert(place, announced),
-            (Err(_), None) => {}
+    /// Begins to load a model and returns; loaded and loading ones stay as they are. Idle models may
+    /// be unloaded to make room.
+    ///
+    /// # Errors
+    /// See [`PoolError`]; nothing was changed. A load that fails later is the model's `last_error`.
+    pub fn load(&self, id: &str, overrides: &LoadOverride) -> Result<LoadTicket, PoolError> {
+        let mut tries = 1;
+        loop {
+            match self.shared.try_load(id, overrides) {
+                Err(PoolError::NoRoom { room, .. }) if !room.is_hopeless && tries < LOAD_TRIES => {
+                    tries += 1;
+                    let mut registry = self.shared.registry.lock();
+                    self.shared.changed.wait_for(&mut registry, LOOK_AGAIN);
+                }
+                answer => return answer,
+            }
         }
-        free.map(|()| model)
+    }
+
+    /// Begins to unload a model and returns its state; an unloaded or unloading one stays as it is,
+    /// a loading one is cancelled. None = the configured drain timeout.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn unload(&self, id: &str, drain: Option<Duration>) -> Result<RuntimeState, PoolError> {
+        let drain = drain.unwrap_or(self.shared.config.drain_timeout);
+        self.shared.unload(id, drain)
+    }
+
+    /// Waits until a model is neither loading nor unloading. None when there is no such model. The
+    /// state may be any when the time is up.
+    #[must_use]
+    pub fn wait_settled(&self, id: &str, timeout: Duration) -> Option<RuntimeState> {
+        let deadline = Instant::now() + timeout;
+        let mut registry = self.shared.registry.lock();
+        loop {
+            let state = registry.find(id)?.state.name();
+            if state.is_settled() || Instant::now() >= deadline {
+                return Some(state);
+            }
+            self.shared.changed.wait_until(&mut registry, deadline);
+        }
+    }
+
+    /// Begins to load every model that is enabled, in their order; those that do not fit have failed.
+    pub fn load_enabled(&self) {
+        let names: Vec<String> = {
+            let mut registry = self.shared.registry.lock();
+            let enabled = registry.entries().iter();
+            let enabled = enabled.filter(|entry| entry.config.lifecycle.enabled);
+            let names: Vec<String> = enabled.map(|entry| entry.config.name.clone()).collect();
+            for name in &names {
+                if let Some(entry) = registry.find_mut(name) {
+                    entry.is_starting = entry.loaded().is_none();
+                }
+            }
+            names
+        };
+        for name in names {
+            match self.load(&name, &LoadOverride::default()) {
+                Ok(_) | Err(PoolError::ShuttingDown | PoolError::NotFound(_)) => {}
+                Err(error) => {
+                    let now = self.shared.clock.now();
+                    let mut registry = self.shared.registry.lock();
+                    registry.fail(&name, error.to_string(), now);
+                    drop(registry);
+                    self.shared.changed.notify_all();
+                }
+            }
+        }
+    }
+
+    /// Whether models of the server's start are still on their way.
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        let registry = self.shared.registry.lock();
+        registry.entries().iter().any(|entry| entry.is_starting)
+    }
+
+    /// Waits until no model of the start is on its way any more; false when the time is up before.
+    #[must_use]
+    pub fn wait_started(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let is_over = |registry: &Registry| !registry.entries().iter().any(|one| one.is_starting);
+        let mut registry = self.shared.registry.lock();
+        while !is_over(&registry) {
+            if self
+                .shared
+                .changed
+                .wait_until(&mut registry, deadline)
+                .timed_out()
+            {
+                return is_over(&registry);
+            }
+        }
+        true
     }
 
     /// The loaded model that answers to a name or alias.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<Arc<LoadedModel>> {
-        match self.find(name)? {
-            PoolEntry::Loaded(model) => Some(model),
-            PoolEntry::Loading(_) => None,
-        }
+    pub fn get(&self, id: &str) -> Option<Arc<LoadedModel>> {
+        let registry = self.shared.registry.lock();
+        registry.find(id).and_then(Entry::loaded).cloned()
     }
 
     /// What answers to a name or alias.
     #[must_use]
-    pub fn find(&self, name: &str) -> Option<PoolEntry> {
-        let models = self.models.read();
-        models.iter().find(|entry| entry.answers_to(name)).cloned()
+    pub fn find(&self, id: &str) -> Option<PoolEntry> {
+        self.shared.registry.lock().find(id).map(pool_entry)
     }
 
-    /// All configured models in the order they were announced.
+    /// All configured models in their order.
     #[must_use]
     pub fn entries(&self) -> Vec<PoolEntry> {
-        self.models.read().clone()
+        let registry = self.shared.registry.lock();
+        registry.entries().iter().map(pool_entry).collect()
     }
 
     /// All loaded models in that order.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<LoadedModel>> {
-        let models = self.models.read();
-        let loaded = |entry: &PoolEntry| match entry {
-            PoolEntry::Loaded(model) => Some(Arc::clone(model)),
-            PoolEntry::Loading(_) => None,
-        };
-        models.iter().filter_map(loaded).collect()
+        self.shared.registry.lock().loaded()
+    }
+
+    /// All loaded models, and those that finish their work before they go.
+    #[must_use]
+    pub fn with_work(&self) -> Vec<Arc<LoadedModel>> {
+        self.shared.registry.lock().with_work()
+    }
+
+    /// Takes over a new list of models: adds, removes and changes those that are not loaded, and
+    /// leaves the others alone.
+    ///
+    /// # Errors
+    /// A new id belongs to a model that stays; nothing was changed.
+    pub fn reload(&self, configs: Vec<ModelConfig>) -> Result<ReloadReport, NameTaken> {
+        let is_reaped = |config: &ModelConfig| config.lifecycle.idle_unload.is_some();
+        let needs_reaper = configs.iter().any(is_reaped);
+        let now = self.shared.clock.now();
+        let report = self.shared.registry.lock().reload(configs, now)?;
+        self.shared.changed.notify_all();
+        if needs_reaper {
+            self.watch_idleness();
+        }
+        Ok(report)
     }
 
     /// Prometheus exposition for all models, `extra_lines` first.
     #[must_use]
     pub fn metrics_text(&self, extra_lines: &str) -> String {
-        for model in self.list() {
+        for model in self.with_work() {
             model.executor.refresh_metrics();
         }
-        self.metrics.render(extra_lines)
+        self.shared.refresh_gauges();
+        self.shared.metrics.render(extra_lines)
     }
 
-    /// Shuts all executors down, at the same time, each with the whole `drain_timeout`. They stay
-    /// listed and refuse with `shutting_down`. Idempotent.
+    /// Takes no load any more, cancels those on their way, and shuts all executors down, at the same
+    /// time, each with the whole `drain_timeout`. They stay listed and refuse with `shutting_down`.
+    /// Idempotent. Models that are being unloaded are left to their own threads.
     pub fn shutdown(&self, drain_timeout: Duration) {
-        let models = self.list();
+        let models = {
+            let mut registry = self.shared.registry.lock();
+            registry.close();
+            registry.loaded()
+        };
+        self.shared.changed.notify_all();
         std::thread::scope(|scope| {
             for model in &models {
                 let spawned = std::thread::Builder::new()
@@ -284,14 +397,140 @@ impl Pool {
             }
         });
     }
-}
 
-fn check_free(models: &[PoolEntry], name: &str, aliases: &[String]) -> Result<(), NameTaken> {
-    let ids = std::iter::once(name).chain(aliases.iter().map(String::as_str));
-    for id in ids {
-        if models.iter().any(|other| other.answers_to(id)) {
-            return Err(NameTaken(id.to_owned()));
+    /// Unloads what has been idle for too long, as the thread that watches does now and then.
+    pub fn reap(&self) {
+        self.shared.reap();
+    }
+
+    fn watch_idleness(&self) {
+        let mut reaper = self.reaper.lock();
+        if reaper.is_none() {
+            *reaper = workers::Reaper::start(&self.shared);
         }
     }
-    Ok(())
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.registry.lock().close();
+        self.shared.changed.notify_all();
+    }
+}
+
+fn pool_entry(entry: &Entry) -> PoolEntry {
+    PoolEntry {
+        name: entry.config.name.clone(),
+        aliases: entry.config.aliases.clone(),
+        load_on_demand: entry.config.lifecycle.load_on_demand,
+        state: entry.state.clone(),
+    }
+}
+
+impl Shared {
+    /// One try of [`Pool::load`].
+    fn try_load(
+        self: &Arc<Self>,
+        id: &str,
+        overrides: &LoadOverride,
+    ) -> Result<LoadTicket, PoolError> {
+        let config = {
+            let registry = self.registry.lock();
+            let entry = registry.find(id);
+            let entry = entry.ok_or_else(|| PoolError::NotFound(id.to_owned()))?;
+            entry.config.clone()
+        };
+        // The file is looked at without the lock.
+        let per_token = match overrides.0.contains_key("kv_bytes") {
+            true => self.loader.estimate(&config).kv_bytes_per_token,
+            false => 0,
+        };
+        let config = overrides::apply(&config, overrides, per_token)?;
+        let estimate = self.estimate(&config);
+        let activity = self.activity();
+        let now = self.clock.now();
+        let (ticket, actions) = {
+            let mut registry = self.registry.lock();
+            registry.ask_load(config, overrides.clone(), estimate, &activity, now)?
+        };
+        self.changed.notify_all();
+        for model in &ticket.evicted {
+            tracing::info!(%model, for_model = %ticket.model, "unloading to make room");
+        }
+        self.carry_out(actions);
+        Ok(ticket)
+    }
+
+    /// As measured when it was last loaded so, else as its file says.
+    fn estimate(&self, config: &ModelConfig) -> Estimate {
+        let measured = {
+            let registry = self.registry.lock();
+            let entry = registry.find(&config.name);
+            entry.and_then(|entry| entry.measured_for(config))
+        };
+        match measured {
+            Some(memory) => Estimate {
+                memory,
+                kv_bytes_per_token: 0,
+            },
+            None => self.loader.estimate(config),
+        }
+    }
+
+    fn unload(self: &Arc<Self>, id: &str, drain: Duration) -> Result<RuntimeState, PoolError> {
+        let (state, actions) = self.registry.lock().ask_unload(id, drain)?;
+        self.changed.notify_all();
+        self.carry_out(actions);
+        Ok(state)
+    }
+
+    /// Which loaded models have work; asks their executors without the lock.
+    fn activity(&self) -> Activity {
+        let taken_at = self.clock.now();
+        let models = self.registry.lock().loaded();
+        let busy: HashMap<String, bool> = models
+            .iter()
+            .map(|model| (model.name.clone(), model.has_work()))
+            .collect();
+        Activity { taken_at, busy }
+    }
+
+    /// Unloads models that were idle for longer than they may.
+    fn reap(self: &Arc<Self>) {
+        let activity = self.activity();
+        let now = self.clock.now();
+        let due: Vec<String> = {
+            let mut registry = self.registry.lock();
+            registry.idle_models(&activity, now)
+        };
+        for name in due {
+            tracing::info!(model = %name, "unloading: idle for longer than idle_unload_s");
+            // It may be gone or busy again; then the unload drains it like any other.
+            let _ = self.unload(&name, self.config.drain_timeout);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock()
+    }
+
+    fn carry_out(self: &Arc<Self>, actions: Vec<Action>) {
+        for action in actions {
+            workers::start(self, action);
+        }
+    }
+}
+
+/// Available memory now, less a reserve; without a way to know it, no limit.
+fn usable_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    match kilobytes {
+        Some(kilobytes) => {
+            let available = kilobytes << 10;
+            available.saturating_sub((available / 8).max(RESERVE_BYTES_MIN))
+        }
+        None => u64::MAX,
+    }
 }

@@ -3,40 +3,78 @@
 use super::{add_model, wait_for};
 use crate::client::Client;
 use crate::fake::Alphabet;
+use crossbeam_channel::{Receiver, bounded};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use tinyloop::config::Config;
-use tinyloop::pool::Pool;
+use tinyloop::clock::SystemClock;
+use tinyloop::config::{Config, FakeConfig, ModelConfig, ModelSource, PoolConfig};
+use tinyloop::pool::{
+    Estimate, LoadPhase, LoadedModel, LoadingModel, ModelLoader, Pool, PoolParts,
+};
 use tinyloop::scheduler::Metrics;
 use tinyloop::server::Server;
+
+/// Reports a quarter, then waits for the test and fails.
+struct Stuck(Receiver<()>);
+
+impl ModelLoader for Stuck {
+    fn estimate(&self, _: &ModelConfig) -> Estimate {
+        Estimate::default()
+    }
+
+    fn load(&self, _: &ModelConfig, progress: &Arc<LoadingModel>) -> Result<LoadedModel, String> {
+        progress.report(250, 1000);
+        progress.enter(LoadPhase::Reading);
+        let _ = self.0.recv();
+        Err("the disk is gone".to_owned())
+    }
+}
+
+fn stand_in(name: &str, aliases: &[&str]) -> ModelConfig {
+    ModelConfig {
+        aliases: aliases.iter().map(ToString::to_string).collect(),
+        ..ModelConfig::new(name, ModelSource::Fake(FakeConfig::default()))
+    }
+}
 
 #[test]
 fn a_loading_model_is_not_unknown_and_not_ready() {
     let mut config = Config::default();
     config.server.port = 0;
     config.management.port = 0;
-    let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
-    let loading = pool
-        .announce("slow", &["later".to_owned()])
-        .expect("the name is free");
-    pool.announce("slow", &[]).expect_err("the name is taken");
-    pool.announce("other", &["later".to_owned()])
+    let (go_on, stuck) = bounded(0);
+    let pool = Arc::new(Pool::with_parts(PoolParts {
+        metrics: Arc::new(Metrics::new()),
+        clock: Arc::new(SystemClock),
+        loader: Arc::new(Stuck(stuck)),
+        config: PoolConfig::default(),
+    }));
+    pool.add(stand_in("slow", &["later"])).expect("it is new");
+    pool.add(stand_in("slow", &[]))
+        .expect_err("the name is taken");
+    pool.add(stand_in("other", &["later"]))
         .expect_err("the alias is taken");
+    pool.load_enabled();
     let server = Server::start(&config, Arc::clone(&pool)).expect("the server starts");
     let planes = [
         server.address(),
         server.management_address().expect("it listens"),
     ];
-    loading.report(250, 1000);
+    wait_for("the first bytes", || {
+        let report = pool.report("slow").expect("configured");
+        report
+            .load_progress
+            .is_some_and(|now| now.done_bytes > 0 && now.phase == LoadPhase::Reading)
+    });
     for plane in planes {
         let mut client = Client::connect(plane);
         assert_eq!(client.get("/health").json()["status"], "ok");
         let ready = client.get("/ready");
         assert_eq!(ready.status, 503);
         let expected = json!({"status": "loading", "models": [{
-            "id": "slow", "status": "loading", "loaded_bytes": 250, "total_bytes": 1000,
-            "progress": 0.25,
+            "id": "slow", "status": "loading", "phase": "reading", "loaded_bytes": 250,
+            "total_bytes": 1000, "progress": 0.25,
         }]});
         assert_eq!(ready.json(), expected);
     }
@@ -48,29 +86,29 @@ fn a_loading_model_is_not_unknown_and_not_ready() {
         assert_eq!(answer.json()["error"]["code"], "model_loading");
         assert!(answer.header("retry-after").is_some());
     }
-    assert_eq!(
-        client.post("/v1/completions", &body(json!("no"))).status,
-        404
-    );
+    let unknown = client.post("/v1/completions", &body(json!("no")));
+    assert_eq!(unknown.status, 404);
     assert_eq!(client.get("/v1/models/slow").status, 503);
     assert_eq!(client.get("/v1/models").json()["data"], json!([]));
+    let all = client.get("/v1/models?all=true").json();
+    assert_eq!(all["data"][0]["status"]["value"], "loading");
 
-    add_model(
-        &pool,
-        ["slow", "later"],
-        Alphabet::at_once(),
-        &config.executor,
-    );
-    wait_for("readiness", || {
-        Client::connect(planes[0]).get("/ready").status == 200
+    go_on.send(()).expect("the loader waits");
+    wait_for("the failure", || {
+        let ready = Client::connect(planes[0]).get("/ready");
+        (ready.status, ready.json()["status"].as_str()) == (503, Some("no_model"))
     });
-    assert_eq!(
-        client.post("/v1/completions", &body(json!("later"))).status,
-        200
-    );
-    assert_eq!(
-        client.post("/v1/completions", &body(Value::Null)).status,
-        200
-    );
+    let failed = client.post("/v1/completions", &body(json!("slow")));
+    assert_eq!((failed.status, failed.header("retry-after")), (503, None));
+    assert_eq!(failed.json()["error"]["code"], "model_failed");
+    let text = failed.json()["error"]["message"].to_string();
+    assert!(text.contains("the disk is gone"), "{text}");
+
+    let runtime = Alphabet::at_once();
+    add_model(&pool, ["slow", "later"], runtime, &config.executor);
+    assert_eq!(Client::connect(planes[0]).get("/ready").status, 200);
+    for model in [json!("later"), Value::Null] {
+        assert_eq!(client.post("/v1/completions", &body(model)).status, 200);
+    }
     server.shutdown(Duration::ZERO);
 }

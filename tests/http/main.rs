@@ -27,7 +27,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tinyloop::config::{Config, ExecutorConfig};
-use tinyloop::pool::{LoadedModel, ModelMeta, Pool};
+use tinyloop::pool::{LoadedModel, ModelMeta, Pool, RuntimeWatch};
 use tinyloop::runtime::Runtime;
 use tinyloop::scheduler::{Executor, ExecutorContext, Metrics};
 use tinyloop::server::Server;
@@ -109,6 +109,7 @@ fn add_model(
         chat_template: Ok(Arc::new(template)),
         context_length,
         meta: ModelMeta::default(),
+        runtimes: RuntimeWatch::default(),
     })
     .expect("the name is free");
     executor

@@ -5,11 +5,11 @@ use crate::client::Client;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tinyloop::config::{
     Config, EngineConfig, ExecutorConfig, LoopsConfig, ModelConfig, ModelSource,
 };
-use tinyloop::pool::{Pool, loader};
-use tinyloop::runtime::native::BackendKind;
+use tinyloop::pool::Pool;
 use tinyloop::scheduler::Metrics;
 use tinyloop::server::Server;
 
@@ -47,10 +47,11 @@ pub(crate) fn serve_tiny(
         ..ModelConfig::new("tiny", ModelSource::File(file))
     };
     let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
-    let loaded = loader::load(&model, BackendKind::Cpu, pool.metrics(), &mut |_, _| {})
-        .expect("the committed model loads");
-    let executor = Arc::clone(&loaded.executor);
-    pool.insert(loaded).expect("the pool is empty");
+    pool.add(model).expect("the pool is empty");
+    pool.load_enabled();
+    let is_over = pool.wait_started(Duration::from_secs(60));
+    let loaded = pool.get("tiny").filter(|_| is_over);
+    let executor = Arc::clone(&loaded.expect("the committed model loads").executor);
     let mut config = Config::default();
     config.server.port = 0;
     config.management.enabled = false;

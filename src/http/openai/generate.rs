@@ -23,12 +23,13 @@ use crate::http::exchange::{Exchange, Stream, StreamEnd};
 use crate::http::isolation::isolation_key;
 use crate::http::sse;
 use crate::http::state::ServerState;
-use crate::http::wire::Request;
-use crate::pool::LoadedModel;
+use crate::http::wire::{Hangup, Request};
+use crate::pool::{LoadedModel, Patience};
 use crate::request::{GenerationRequest, RequestError, RequestId, TokenId};
 use crate::scheduler::SubmitOptions;
+use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One request for a generation, and what the server knows about it.
 pub struct Call<'a> {
@@ -42,6 +43,10 @@ pub struct Call<'a> {
     pub client: Option<Arc<str>>,
     /// Highest priority that it may ask for.
     pub max_priority: i32,
+    /// Whether the client is still there while its model is waited for.
+    pub hangup: Hangup,
+    /// How long that took; it counts as time in the queue.
+    pub waited: Cell<Duration>,
 }
 
 /// What a request has become: an answer to grow and the jobs that feed it.
@@ -72,7 +77,21 @@ pub fn completions(call: &Call<'_>, exchange: Exchange) {
 impl Call<'_> {
     /// The model that the body names, and the depth that its name ends in.
     pub fn model(&self, fields: &Fields<'_>) -> Result<(Arc<LoadedModel>, Option<u32>), ApiError> {
-        self.state.resolve_with_loops(fields.string("model")?)
+        let started = Instant::now();
+        let patience = Patience {
+            queue_timeout: self.schedule(fields)?.queue_timeout,
+            is_gone: &|| self.hangup.is_gone(),
+        };
+        let name = fields.string("model")?;
+        let found = self.state.resolve_with_loops(name, &patience);
+        self.waited.set(started.elapsed());
+        found
+    }
+
+    /// What is left of a time in the queue after the model was waited for.
+    fn rest_of(&self, queue_timeout: Duration) -> Duration {
+        let rest = queue_timeout.saturating_sub(self.waited.get());
+        rest.max(Duration::from_millis(1))
     }
 
     /// Who reuses whose blocks depends on the client and on how the model is configured.
@@ -102,7 +121,7 @@ impl Call<'_> {
             priority: schedule.priority,
             slo_ms: schedule.slo_ms,
             slo_ttft_ms: schedule.slo_ttft_ms,
-            queue_timeout: schedule.queue_timeout,
+            queue_timeout: schedule.queue_timeout.map(|most| self.rest_of(most)),
             client: self.client.clone(),
             streaming: common.stream,
             skip_special_tokens: common.skip_special,

@@ -1,24 +1,51 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`.
 //!
-//! Pure reading of the pool. Beside OpenAI's fields each model tells what clients of other local
+//! Pure reading of the pool: nothing is loaded by being looked at. Beside OpenAI's fields each model tells what clients of other local
 //! servers look for: `max_model_len` (vLLM) and `meta` (llama-server).
 
 use crate::http::errors::ApiError;
-use crate::http::state::ServerState;
-use crate::pool::LoadedModel;
+use crate::http::state::{ServerState, unknown_model};
+use crate::pool::state::State;
+use crate::pool::{LoadedModel, PoolEntry, Unavailable};
 use serde_json::{Value, json};
 use std::time::UNIX_EPOCH;
 
-/// All models.
+/// The loaded models; with `all=true` in the query every configured one, with its status.
 #[must_use]
-pub fn list(state: &ServerState) -> Value {
-    let models: Vec<Value> = state.models().iter().map(|model| object(model)).collect();
+pub fn list(state: &ServerState, query: Option<&str>) -> Value {
+    let wants_all = |part: &str| matches!(part, "all=true" | "all=1");
+    let is_all = query.is_some_and(|query| query.split('&').any(wants_all));
+    let models: Vec<Value> = match is_all {
+        true => state.pool().entries().iter().map(with_status).collect(),
+        false => state.models().iter().map(|model| object(model)).collect(),
+    };
     json!({"object": "list", "data": models})
 }
 
-/// One model, or 404.
+/// One loaded model, or why there is none; asking does not load it.
 pub fn one(state: &ServerState, id: &str) -> Result<Value, ApiError> {
-    Ok(object(&*state.resolve(Some(id))?))
+    let model = state.pool().look_up(id).map_err(|why| match why {
+        Unavailable::Unknown(_) => unknown_model(id),
+        why => why.into(),
+    })?;
+    Ok(object(&model))
+}
+
+/// As llama-server's router writes it: `status.value`.
+fn with_status(entry: &PoolEntry) -> Value {
+    let mut shown = match entry.loaded() {
+        Some(model) => object(model),
+        None => json!({
+            "id": entry.name, "object": "model", "created": 0, "owned_by": "tinyloop",
+            "aliases": entry.aliases,
+        }),
+    };
+    shown["status"] = json!({"value": entry.state.name().name()});
+    if let State::Failed(why) = &entry.state {
+        shown["status"]["error"] = Value::from(&**why);
+    }
+    shown["load_on_demand"] = Value::from(entry.load_on_demand);
+    shown
 }
 
 fn object(model: &LoadedModel) -> Value {

@@ -37,7 +37,7 @@ mod turn;
 pub use config::WireConfig;
 pub use refusal::Refusal;
 pub use request::Request;
-pub use response::{EventWriter, Responder};
+pub use response::{EventWriter, Hangup, Responder};
 pub use stats::{REJECT_STATUSES, WireStats};
 
 use budget::{Budget, Charge};

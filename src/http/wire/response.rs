@@ -21,6 +21,18 @@ use std::time::Duration;
 /// Head and body up to this size leave in one write; larger bodies are not worth a copy.
 const ONE_WRITE_BYTES: usize = 16 << 10;
 
+/// Tells whether a client has left, without holding its answer.
+#[derive(Clone)]
+pub struct Hangup(Arc<Link>);
+
+impl Hangup {
+    /// As [`Responder::is_gone`].
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.0.is_gone()
+    }
+}
+
 /// Answers one request. Dropped without an answer (a panic, for one) it says 500.
 pub struct Responder {
     link: Arc<Link>,
@@ -58,6 +70,12 @@ impl Responder {
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.link.is_gone()
+    }
+
+    /// The same question for as long as its answer may be wanted.
+    #[must_use]
+    pub fn hangup(&self) -> Hangup {
+        Hangup(Arc::clone(&self.link))
     }
 
     /// Runs `hook` once when the client leaves before its answer is complete; at once, on this thread,

@@ -1,0 +1,128 @@
+//! What the registry keeps of one model, and the words it exchanges with the rest of the pool.
+//!
+//! Plain data. What is not here: anything that changes it (`registry`).
+
+use super::ledger::{DeviceId, ModelMemory};
+use super::model::{LoadedModel, LoadingModel};
+use super::overrides::LoadOverride;
+use super::state::State;
+use crate::config::ModelConfig;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What has to be done outside of the lock.
+#[derive(Debug)]
+pub(super) enum Action {
+    /// Run this load on a thread of its own.
+    Load(Arc<LoadJob>),
+    /// Drain this model, take it down, report `released`.
+    Unload {
+        model: Arc<LoadedModel>,
+        drain: Duration,
+    },
+}
+
+/// A load that was taken.
+#[derive(Debug)]
+pub(super) struct LoadJob {
+    /// With the overrides in it.
+    pub(super) config: ModelConfig,
+    pub(super) progress: Arc<LoadingModel>,
+    /// What it was promised.
+    pub(super) memory: ModelMemory,
+}
+
+/// One configured model.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) config: ModelConfig,
+    pub(super) state: State,
+    /// Of the running load; empty otherwise.
+    pub(super) overrides: LoadOverride,
+    /// Promised, then measured; of the last load once it is over. Counts while `holds`.
+    pub(super) memory: ModelMemory,
+    /// What was measured the last time, and for which configuration.
+    pub(super) measured: Option<(ModelConfig, ModelMemory)>,
+    /// When it was loaded; of no meaning before.
+    pub(super) loaded_at: Instant,
+    /// The last request that asked for it, or the last time it was seen with work.
+    pub(super) last_used: Instant,
+    /// When the last load failed.
+    pub(super) failed_at: Option<Instant>,
+    /// Requests that wait for its load.
+    pub(super) n_waiting: usize,
+    /// Part of the server's start, and not settled yet.
+    pub(super) is_starting: bool,
+}
+
+impl Entry {
+    pub(super) fn new(config: ModelConfig, now: Instant) -> Self {
+        Self {
+            config,
+            state: State::Unloaded,
+            overrides: LoadOverride::default(),
+            memory: ModelMemory::default(),
+            measured: None,
+            loaded_at: now,
+            last_used: now,
+            failed_at: None,
+            n_waiting: 0,
+            is_starting: false,
+        }
+    }
+
+    pub(super) fn answers_to(&self, id: &str) -> bool {
+        let config = &self.config;
+        config.name == id || config.aliases.iter().any(|alias| alias == id)
+    }
+
+    /// Whether its bytes count.
+    pub(super) fn holds(&self) -> bool {
+        !matches!(self.state, State::Unloaded | State::Failed(_))
+    }
+
+    pub(super) fn loaded(&self) -> Option<&Arc<LoadedModel>> {
+        match &self.state {
+            State::Loaded(model) => Some(model),
+            State::Unloaded | State::Loading(_) | State::Unloading(_) | State::Failed(_) => None,
+        }
+    }
+
+    /// What was measured for this very configuration.
+    pub(super) fn measured_for(&self, config: &ModelConfig) -> Option<ModelMemory> {
+        let (of, memory) = self.measured.as_ref()?;
+        (of == config).then_some(*memory)
+    }
+}
+
+/// Which models were busy a moment ago; asked of their executors without the registry's lock.
+#[derive(Debug)]
+pub(super) struct Activity {
+    pub(super) taken_at: Instant,
+    /// By name.
+    pub(super) busy: HashMap<String, bool>,
+}
+
+/// Limits that decisions need.
+#[derive(Clone, Debug)]
+pub(super) struct Limits {
+    pub(super) bytes: BTreeMap<DeviceId, u64>,
+    pub(super) load_threads: usize,
+    pub(super) min_residency: Duration,
+    pub(super) drain: Duration,
+}
+
+impl Limits {
+    pub(super) fn of(&self, device: DeviceId) -> u64 {
+        self.bytes.get(&device).copied().unwrap_or(0)
+    }
+}
+
+/// Counts for metrics, by model.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Counts {
+    /// (model, outcome).
+    pub(super) loads: BTreeMap<(String, &'static str), u64>,
+    pub(super) evictions: BTreeMap<String, u64>,
+}

@@ -1,0 +1,90 @@
+//! What a model file will hold in memory, from its header and the configuration.
+//!
+//! Pure reading: opens the file, looks at names, shapes and types, reads no weights. Within a few
+//! percent of what the backend allocates; the load replaces it by the measured number. What is not
+//! here: the decision (`ledger`).
+
+use super::ledger::{DeviceId, MemorySource, ModelMemory};
+use super::overrides::Estimate;
+use crate::backend::PAGE_TOKENS;
+use crate::config::EngineConfig;
+use crate::dtype::DType;
+use crate::engine::EngineLimits;
+use crate::format::ModelFile;
+use crate::model::{self, ModelSpec, requantize};
+use std::path::Path;
+
+/// Of one replica on the built-in engine.
+///
+/// # Errors
+/// Why the file or the configuration is no good; the load will say the same.
+pub fn of_file(path: &Path, config: &EngineConfig) -> Result<Estimate, String> {
+    let file = model::open(path).map_err(|error| error.to_string())?;
+    let mut spec = ModelSpec::from_gguf(&file).map_err(|error| error.to_string())?;
+    spec.loops
+        .configure(&config.loops, spec.n_layers)
+        .map_err(|error| error.to_string())?;
+    let plan = spec.loops.plan(spec.n_layers);
+    let limits = EngineLimits::new(config, &spec, &plan).map_err(|error| error.to_string())?;
+    let wanted = config.quantize.map(requantize::dtype_of);
+    // f16 keys and values.
+    let page_bytes = 2 * 2 * PAGE_TOKENS * plan.layers_per_page();
+    let page_bytes = page_bytes as u64 * u64::from(spec.n_kv_heads) * u64::from(spec.head_dim);
+    Ok(Estimate {
+        memory: ModelMemory {
+            device: DeviceId::Cpu,
+            weight_bytes: weight_bytes(&file, wanted),
+            kv_bytes: u64::from(limits.n_pages) * page_bytes,
+            scratch_bytes: scratch_bytes(&spec, &limits),
+            source: MemorySource::ArtifactSize,
+        },
+        kv_bytes_per_token: spec.kv_bytes_per_token(),
+    })
+}
+
+/// As stored, or as converted at load.
+fn weight_bytes(file: &ModelFile, wanted: Option<DType>) -> u64 {
+    let bytes = file.tensors().iter().map(|tensor| {
+        let is_float = matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16);
+        let target = wanted.filter(|_| is_float).and_then(|wanted| {
+            requantize::target(&tensor.name, &tensor.dims, tensor.dtype, wanted)
+        });
+        let n_elements = tensor
+            .dims
+            .iter()
+            .fold(1_u64, |n, dim| n.saturating_mul(*dim));
+        target
+            .and_then(|dtype| dtype.bytes_for(n_elements))
+            .unwrap_or_else(|| tensor.n_bytes())
+    });
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// The buffers that grow with the rows of a pass, and logits.
+fn scratch_bytes(spec: &ModelSpec, limits: &EngineLimits) -> u64 {
+    let f32_bytes = 4;
+    let (rows, d_model) = (u64::from(limits.max_rows), u64::from(spec.d_model));
+    let heads = u64::from(spec.n_heads) * u64::from(spec.head_dim);
+    // Hidden state, branch, input and its quantized form; queries and attention; the gated network.
+    let per_row = 4 * d_model + 2 * heads + 2 * u64::from(spec.d_ff);
+    let logit_rows = u64::from(limits.max_sequences.min(limits.max_rows));
+    f32_bytes * (rows * per_row + logit_rows * u64::from(spec.vocab_size))
+}
+
+/// Of a process that runs this file: the file's size, which it maps or reads. Nothing is known of its
+/// KV.
+#[must_use]
+pub fn of_artifact(path: &Path) -> Estimate {
+    let file_bytes = std::fs::metadata(path).map(|found| found.len());
+    Estimate {
+        memory: ModelMemory {
+            weight_bytes: file_bytes.as_ref().copied().unwrap_or(0),
+            source: match file_bytes {
+                Ok(_) => MemorySource::ArtifactSize,
+                Err(_) => MemorySource::Unavailable,
+            },
+            ..ModelMemory::default()
+        },
+        kv_bytes_per_token: 0,
+    }
+}

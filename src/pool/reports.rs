@@ -1,0 +1,162 @@
+//! What the pool tells of its models and devices: the bodies behind [`Pool::reports`] and
+//! [`Pool::devices`].
+//!
+//! Reads the registry under its lock, then asks executors without it. What is not here: the shapes
+//! (`report`).
+
+use super::entry::Entry;
+use super::ledger::ModelMemory;
+use super::model::LoadedModel;
+use super::overrides;
+use super::report::{DeviceReport, DeviceShare, ModelReport};
+use super::state::{Leaving, RuntimeState, State};
+use super::{LoadOverride, Pool};
+use crate::config::ModelConfig;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What the registry knows of a model.
+struct Known {
+    config: ModelConfig,
+    state: State,
+    model: Option<Arc<LoadedModel>>,
+    overrides: LoadOverride,
+    memory: ModelMemory,
+    last_used: Instant,
+    n_waiting: usize,
+}
+
+impl Known {
+    fn of(entry: &Entry) -> Self {
+        let model = match &entry.state {
+            State::Loaded(model) => Some(Arc::clone(model)),
+            State::Unloading(Leaving::Model(model)) => model.upgrade(),
+            State::Unloading(Leaving::Load(_))
+            | State::Unloaded
+            | State::Loading(_)
+            | State::Failed(_) => None,
+        };
+        Self {
+            config: entry.config.clone(),
+            state: entry.state.clone(),
+            model,
+            overrides: entry.overrides.clone(),
+            memory: entry.memory,
+            last_used: entry.last_used,
+            n_waiting: entry.n_waiting,
+        }
+    }
+}
+
+impl Pool {
+    /// One row per configured model, in their order.
+    #[must_use]
+    pub fn reports(&self) -> Vec<ModelReport> {
+        let known: Vec<Known> = {
+            let registry = self.shared.lock();
+            registry.entries().iter().map(Known::of).collect()
+        };
+        known
+            .into_iter()
+            .map(|known| self.report_of(known))
+            .collect()
+    }
+
+    /// The row of the model that answers to an id.
+    #[must_use]
+    pub fn report(&self, id: &str) -> Option<ModelReport> {
+        let known = self.shared.lock().find(id).map(Known::of)?;
+        Some(self.report_of(known))
+    }
+
+    fn report_of(&self, known: Known) -> ModelReport {
+        let state = known.state.name();
+        let snapshot = known.model.as_ref().map(|model| model.executor.snapshot());
+        let snapshot = snapshot.as_ref();
+        let lifecycle = &known.config.lifecycle;
+        // With the overrides of the running load; they were checked when it was taken.
+        let effective = overrides::apply(&known.config, &known.overrides, 0);
+        let effective = effective.unwrap_or_else(|_| known.config.clone());
+        let memory = match (state, known.memory.total_bytes()) {
+            (RuntimeState::Unloaded | RuntimeState::Failed, _) => {
+                self.shared.estimate(&known.config).memory
+            }
+            (RuntimeState::Loading | RuntimeState::Loaded | RuntimeState::Unloading, _) => {
+                known.memory
+            }
+        };
+        let backend = known.model.as_ref().map(|model| model.meta.backend.clone());
+        let kind = known.config.source.backend().to_owned();
+        let is_loaded = state == RuntimeState::Loaded;
+        let n_alive = |snapshot: &crate::scheduler::Snapshot| {
+            let alive = snapshot.replicas.iter().filter(|one| one.status.alive);
+            alive.count() as u32
+        };
+        let queue_depth = snapshot.map_or(0, |now| now.queue_depth);
+        let runtime_inflight = snapshot.map_or(0, |now| now.in_flight);
+        let preempted = snapshot.map_or(0, |now| now.n_preempted);
+        ModelReport {
+            resolved_backend: backend.filter(|text| !text.is_empty()).unwrap_or(kind),
+            configured_enabled: lifecycle.enabled,
+            runtime_state: state,
+            is_loaded,
+            replicas: effective.lifecycle.replicas,
+            replica_max: lifecycle.replica_max,
+            loaded_replicas: snapshot.filter(|_| is_loaded).map_or(0, n_alive),
+            inflight_requests: queue_depth + preempted + runtime_inflight as usize,
+            queue_depth,
+            runtime_inflight,
+            waiting_for_load: known.n_waiting,
+            configured_target_inflight: effective.executor.target_inflight,
+            effective_target_inflight: snapshot.map_or(0, |now| now.effective_target_inflight),
+            accepting_new_requests: is_loaded && snapshot.is_some_and(|now| now.accepting),
+            last_error: match &known.state {
+                State::Failed(why) => Some(why.to_string()),
+                State::Unloaded | State::Loading(_) | State::Loaded(_) | State::Unloading(_) => {
+                    None
+                }
+            },
+            load_progress: match &known.state {
+                State::Loading(load) => Some(load.progress()),
+                State::Unloaded | State::Failed(_) | State::Loaded(_) | State::Unloading(_) => None,
+            },
+            load_constraints: overrides::constraints(&known.config),
+            definition: overrides::definition(&known.config),
+            pinned: lifecycle.pinned,
+            load_on_demand: lifecycle.load_on_demand,
+            idle_unload: lifecycle.idle_unload,
+            idle_for: is_loaded.then(|| {
+                let now = self.shared.clock.now();
+                now.saturating_duration_since(known.last_used)
+            }),
+            cache_bytes: snapshot.map_or(0, |now| super::gauges::cache_bytes(&memory, now)),
+            memory,
+            load_override: known.overrides,
+            name: known.config.name,
+            aliases: known.config.aliases,
+        }
+    }
+
+    /// The ledger, device by device.
+    #[must_use]
+    pub fn devices(&self) -> Vec<DeviceReport> {
+        let registry = self.shared.lock();
+        let limits = registry.limits().bytes.iter();
+        limits
+            .map(|(&device, &limit_bytes)| DeviceReport {
+                device,
+                limit_bytes,
+                used_bytes: registry.used_bytes(device),
+                models: registry
+                    .holders()
+                    .filter(|entry| entry.memory.device == device)
+                    .map(|entry| DeviceShare {
+                        model: entry.config.name.clone(),
+                        state: entry.state.name(),
+                        memory: entry.memory,
+                    })
+                    .collect(),
+            })
+            .collect()
+    }
+}
