@@ -66,6 +66,25 @@ pub struct BenchArgs {
     pub exit_args: ExitArgs,
 }
 
+impl BenchArgs {
+    /// The usual tests of a model.
+    pub(super) fn of_model(model: PathBuf) -> Self {
+        Self {
+            model,
+            n_prompt: None,
+            n_generate: 128,
+            threads: None,
+            parallel: vec![1],
+            repetitions: 3,
+            depth: 0,
+            text: None,
+            json: false,
+            model_args: ModelArgs::default(),
+            exit_args: ExitArgs::default(),
+        }
+    }
+}
+
 /// Where requests come from.
 struct Requests<'a> {
     runtime: &'a NativeRuntime,
@@ -76,11 +95,11 @@ struct Requests<'a> {
 
 /// One test: its name like llama-bench's (`pp512`, `tg128`), and tokens per second.
 #[derive(Clone, Debug, Serialize)]
-struct TestResult {
-    test: String,
-    parallel: u32,
+pub(super) struct TestResult {
+    pub(super) test: String,
+    pub(super) parallel: u32,
     depth: u32,
-    tokens_per_second: f64,
+    pub(super) tokens_per_second: f64,
     min: f64,
     max: f64,
     /// Part of the engine's step time spent outside the model's passes: planning, sampling, sending,
@@ -118,7 +137,6 @@ impl StepTimes {
     }
 }
 
-/// Everything that `--json` prints.
 /// Tokens of a prompt that is as long as asked, or as the model allows where nobody asked.
 fn n_prompt(args: &BenchArgs) -> Result<u32, Error> {
     if let Some(n_prompt) = args.n_prompt {
@@ -131,17 +149,23 @@ fn n_prompt(args: &BenchArgs) -> Result<u32, Error> {
     Ok(room.saturating_sub(2).min(512))
 }
 
+/// Everything that `--json` prints.
 #[derive(Clone, Debug, Serialize)]
-struct Report {
+pub(super) struct Report {
     model: String,
     backend: String,
     load_seconds: f64,
     repetitions: u32,
-    results: Vec<TestResult>,
+    pub(super) results: Vec<TestResult>,
 }
 
 /// Runs the benchmark and writes the result to stdout.
 pub fn run(args: &BenchArgs) -> Result<(), Error> {
+    write_report(args, &measure_all(args)?)
+}
+
+/// Runs all tests that the arguments ask for.
+pub(super) fn measure_all(args: &BenchArgs) -> Result<Report, Error> {
     let most = args.parallel.iter().copied().max().unwrap_or(1);
     if args.repetitions == 0 || args.parallel.contains(&0) {
         return Err(Error::Usage(
@@ -191,7 +215,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
         results,
     };
     runtime.shutdown();
-    write_report(args, &report)
+    Ok(report)
 }
 
 /// Repeats a test after one unmeasured run.

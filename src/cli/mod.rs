@@ -17,6 +17,7 @@ pub mod model_args;
 pub mod output;
 pub mod progress;
 pub mod quantize;
+pub mod roofline;
 pub mod run;
 pub mod score;
 pub mod serve;
@@ -50,6 +51,8 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     /// Measure prompt processing and token generation.
     Bench(bench::BenchArgs),
+    /// Measure what the machine can do at best, and how near a model comes.
+    Roofline(roofline::RooflineArgs),
     /// Measure what batching over requests of different depth gives.
     BenchDepth(Box<bench_depth::BenchDepthArgs>),
     /// Measure what granting fewer loops gives an overloaded server.
@@ -78,6 +81,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         Command::Serve(args) => serve::run(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Roofline(args) => roofline::run(args),
         Command::BenchDepth(args) => bench_depth::run(args),
         Command::LoadDepth(args) => bench_depth::slo::run(args),
         Command::BenchHttp(args) => bench_http::run(args),

@@ -77,6 +77,7 @@ mod loops;
 mod ops;
 mod panels;
 mod path;
+pub mod roofline;
 mod state;
 mod step;
 mod threads;

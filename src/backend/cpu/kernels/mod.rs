@@ -9,6 +9,7 @@
 
 pub(super) mod attention;
 pub(super) mod matmul;
+pub(super) mod probe;
 pub(super) mod vector;
 
 #[cfg(target_arch = "x86_64")]
@@ -17,6 +18,7 @@ use super::lanes::{Lanes, Portable};
 use super::layout::N_LAYOUTS;
 use attention::{ScoresArgs, ValuesArgs};
 use matmul::{BF16, Codes, F16, F32, FloatWeights, MatmulArgs, S8, U4};
+use probe::Probes;
 use vector::ActivationBlock;
 
 /// Entry point of a product with panels of one layout.
@@ -48,6 +50,8 @@ pub(super) struct Kernels {
     pub(super) exponentials: unsafe fn(*mut f32, usize) -> (f32, f32),
     /// Weighted sums of the values of one page.
     pub(super) values: unsafe fn(&ValuesArgs),
+    /// Loops that measure the machine.
+    pub(super) probes: Probes,
 }
 
 macro_rules! kernel_table {
@@ -119,6 +123,27 @@ macro_rules! kernel_table {
                 unsafe { attention::values::<$lanes>(args) }
             }
 
+            $(#[$feature])?
+            unsafe fn read(from: *const f32, n: usize) -> f32 {
+                // SAFETY: passed on to the caller.
+                unsafe { probe::read::<$lanes>(from, n) }
+            }
+            $(#[$feature])?
+            unsafe fn dot_u4(activations: *const i8, n_rounds: usize) -> i32 {
+                // SAFETY: passed on to the caller.
+                unsafe { probe::dot_u4::<$lanes>(activations, n_rounds) }
+            }
+            $(#[$feature])?
+            unsafe fn dot_s8(activations: *const i8, n_rounds: usize) -> i32 {
+                // SAFETY: passed on to the caller.
+                unsafe { probe::dot_s8::<$lanes>(activations, n_rounds) }
+            }
+            $(#[$feature])?
+            unsafe fn multiply_add(n_rounds: usize) -> f32 {
+                // SAFETY: passed on to the caller.
+                unsafe { probe::multiply_add::<$lanes>(n_rounds) }
+            }
+
             // In the order of `Layout`.
             pub(in super::super) static TABLE: Kernels = Kernels {
                 lanes: <$lanes>::LANES,
@@ -144,6 +169,12 @@ macro_rules! kernel_table {
                 scores,
                 exponentials,
                 values,
+                probes: Probes {
+                    read,
+                    dot_u4,
+                    dot_s8,
+                    multiply_add,
+                },
             };
         }
         pub(super) use $module::TABLE as $table;
