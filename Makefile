@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load exit-table bench-depth load-depth clean
+.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load exit-table roofline bench-depth load-depth clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -49,6 +49,9 @@ bench: build model ## speed of this build, then ratios against llama-server in t
 
 load: build model ## wrk and streaming clients against a running server
 	tests/scripts/load.sh $(BIN) $(MODEL)
+
+roofline: build model ## what this machine can do at best, and how near a MODEL comes
+	$(BIN) roofline --model $(MODEL)
 
 exit-table: build ## early exit of the built-in or a looped MODEL: speed and perplexity on TEXT against EXITS=..
 	python3 tests/scripts/exit_table.py $(BIN) $(if $(filter $(DEMO),$(MODEL)),builtin,$(MODEL)) $(TEXT) $(EXITS)

@@ -3,5 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    tinyloop::heap::configure();
     tinyloop::cli::main()
 }

@@ -15,6 +15,7 @@ const RANKS: &[(&str, u32)] = &[
     ("dtype", 0),
     ("clock", 0),
     ("rate", 0),
+    ("heap", 0),
     ("config", 0),
     ("backend", 10),
     ("format", 11),
@@ -239,8 +240,8 @@ fn ban_faults(path: &str, text: &str) -> Vec<String> {
         ),
         (
             "unsafe ",
-            in_any(&["src/backend/", "src/format/"]),
-            "unsafe belongs to backend/ and format/",
+            in_any(&["src/backend/", "src/format/", "src/heap.rs"]),
+            "unsafe belongs to backend/, format/ and heap",
         ),
         (
             "thread::spawn(",

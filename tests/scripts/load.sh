@@ -58,11 +58,16 @@ post 10 /v1/chat/completions "$chat"
 if [ -n "${SOAK:-}" ]; then
   echo "== fake model, $SOAK s of chat completions and streams: resident memory in kB"
   end=$(($(date +%s) + SOAK))
+  warm= # after two minutes every worker has had its turn
+  warm_at=$(($(date +%s) + 120))
   while [ "$(date +%s)" -lt $end ]; do
     wrk -t1 -c32 -d15s -s "$work/post.lua" "$url/v1/chat/completions" >"$work/wrk"
     "$binary" bench-http "127.0.0.1:$port" --echo --clients 32 --requests 2000 --tokens 32 >/dev/null
     echo "  $(date +%T) $(resident_kb)"
+    [ -n "$warm" ] || [ "$(date +%s)" -lt $warm_at ] || warm=$(resident_kb)
   done
+  [ -z "$warm" ] || awk -v a="$warm" -v b="$(resident_kb)" \
+    'BEGIN { printf "  from the second minute to the end: %d -> %d kB, %+.1f %%\n", a, b, (b / a - 1) * 100 }'
 fi
 stop
 

@@ -14,9 +14,6 @@
 //! A worker only ever sees a complete request, so slow or hostile peers cost bytes here, within limits,
 //! and never a worker. What it is not: no TLS (a reverse proxy's work), no HTTP/2, no routing, no
 //! request ids; those last two are the handler's.
-//!
-//! glibc note: freed request bodies of several MiB stay in the allocator's arenas unless the process runs
-//! with `MALLOC_MMAP_THRESHOLD_=131072` (or the binary sets `M_MMAP_THRESHOLD`, which is `unsafe`).
 
 mod accept;
 mod budget;
