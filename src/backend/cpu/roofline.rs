@@ -60,7 +60,7 @@ impl MachineLimits {
     pub fn bytes_per_s(&self, n_bytes: u64) -> f64 {
         let all = || self.reads.iter().filter(|r| r.n_threads == self.n_threads);
         let fits = all().find(|read| read.n_bytes as u64 >= n_bytes);
-        fits.or_else(|| all().last())
+        fits.or_else(|| all().next_back())
             .map_or(0.0, |read| read.bytes_per_s)
     }
 
@@ -110,19 +110,19 @@ pub fn measure(n_threads: Option<usize>, sizes: &[usize]) -> Result<MachineLimit
     let activations = &activations[..];
     let probes = &kernels.probes;
     let per_round = (ACTIVATION_BYTES * kernels.lanes) as f64;
-    // SAFETY (of the three): the activations are as long as the probes read, and `choose` checked that
-    // the machine has the instruction set.
-    let dot_u4_per_s = product_rate(&threads, per_round, &|n_rounds| unsafe {
-        black_box((probes.dot_u4)(activations.as_ptr().cast(), n_rounds));
+    let dot_u4_per_s = product_rate(&threads, per_round, &|n_rounds| {
+        // SAFETY: the activations are as long as the probe reads, and `choose` checked that the
+        // machine has the instruction set.
+        black_box(unsafe { (probes.dot_u4)(activations.as_ptr().cast(), n_rounds) });
     });
-    // SAFETY: see above.
-    let dot_s8_per_s = product_rate(&threads, per_round, &|n_rounds| unsafe {
-        black_box((probes.dot_s8)(activations.as_ptr().cast(), n_rounds));
+    let dot_s8_per_s = product_rate(&threads, per_round, &|n_rounds| {
+        // SAFETY: as above.
+        black_box(unsafe { (probes.dot_s8)(activations.as_ptr().cast(), n_rounds) });
     });
     let per_round = (MULTIPLY_ADDS * kernels.lanes) as f64;
-    // SAFETY: see above.
-    let multiply_add_per_s = product_rate(&threads, per_round, &|n_rounds| unsafe {
-        black_box((probes.multiply_add)(n_rounds));
+    let multiply_add_per_s = product_rate(&threads, per_round, &|n_rounds| {
+        // SAFETY: as above, and there is no pointer.
+        black_box(unsafe { (probes.multiply_add)(n_rounds) });
     });
     Ok(MachineLimits {
         path,
