@@ -39,7 +39,7 @@
 //! | 30 | `engine` | step loop, batch (pure), sequences, paged KV with prefix reuse, sampler |
 //! | 20 | `model`, `tokenizer` | architecture table, Hugging Face layout, plan (the only file that knows loops), weights, forward; text and templates |
 //! | 10 | `format`, `backend` | GGUF, safetensors; the operations of a step and their kernels |
-//! | 0 | `request`, `error`, `dtype`, `clock`, `rate`, `heap`, `config` | words that cross threads, every limit |
+//! | 0 | `request`, `constraint`, `error`, `dtype`, `clock`, `rate`, `heap`, `config` | words that cross threads, every limit |
 //!
 //! ## Threads
 //!
@@ -84,6 +84,7 @@ pub mod format;
 
 pub mod clock;
 pub mod config;
+pub mod constraint;
 pub mod dtype;
 pub mod error;
 pub mod heap;

@@ -9,6 +9,7 @@ mod upstream;
 
 pub use upstream::{TextLogprob, TextToken, UpstreamCall, UpstreamFault, UpstreamPrompt};
 
+use crate::constraint::ConstraintSource;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -292,6 +293,9 @@ pub struct GenerationRequest {
     /// is registered then with the same window, loops and isolation key and begins the prompt.
     /// From then on it belongs to the request, so that nothing depends on when or where it runs.
     pub kept_tokens: u32,
+    /// What the answer must look like; None = anything. It says where the answer may end as well, so
+    /// [`StopRules::min_tokens`] and [`StopRules::ignore_eos`] do not count beside it.
+    pub constraint: Option<Arc<dyn ConstraintSource>>,
     /// Whether blocks computed by earlier requests may be reused.
     pub reuse_prefix: bool,
     /// Requests share cached prefixes only within one key (tenant isolation).
@@ -318,6 +322,7 @@ impl GenerationRequest {
             adaptive: None,
             cache_window: 0,
             kept_tokens: 0,
+            constraint: None,
             reuse_prefix: true,
             isolation_key: 0,
             upstream: None,

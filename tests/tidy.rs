@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 /// Rank of every top-level module; a file may use only lower ranks (and its own module).
 /// `format` stands just above `backend`: it hands out tensors in the backend's terms.
 const RANKS: &[(&str, u32)] = &[
-    ("request", 0),
+    ("request", 1),
+    ("constraint", 0),
     ("error", 0),
     ("dtype", 0),
     ("clock", 0),

@@ -37,6 +37,7 @@ pub mod fair_queue;
 pub mod kv;
 pub mod limits;
 mod logits;
+mod masks;
 pub mod sampler;
 pub mod sequence;
 pub mod stats;

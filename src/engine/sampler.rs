@@ -7,8 +7,8 @@
 //! Order of the steps (log-probabilities are of the raw logits, before all of them):
 //!
 //! ```text
-//! logit bias ─► repetition, presence, frequency ─► forbidden tokens ─► temperature ─► top-k
-//!            ─► top-p (of what top-k left) ─► min-p (relative to the best) ─► draw
+//! logit bias ─► repetition, presence, frequency ─► forbidden tokens, grammar ─► temperature
+//!            ─► top-k ─► top-p (of what top-k left) ─► min-p (relative to the best) ─► draw
 //! ```
 //!
 //! No full sort of the vocabulary anywhere: cuts first drop what provably cannot pass, and only the
@@ -17,6 +17,7 @@
 use super::logits::{
     BLOCK, all_finite, argmax, best, exp_nonpositive, log_sum_exp, max_of, pick, sum, weigh,
 };
+use crate::constraint::TokenSet;
 use crate::request::{SamplingParams, TokenId, TokenLogprob};
 
 /// Below this a temperature is greedy: dividing by it would overflow.
@@ -35,6 +36,8 @@ pub struct Ask<'a> {
     pub n_prompt: usize,
     /// Tokens that may not be chosen now.
     pub forbidden: [&'a [TokenId]; 2],
+    /// The only tokens that may be chosen now; None = all.
+    pub allowed: Option<&'a TokenSet>,
     /// The request's seed.
     pub seed: u64,
     /// Some(n): report the log-probability and the n likeliest.
@@ -56,8 +59,8 @@ pub enum SampleError {
     /// The model computed NaN or infinity.
     #[error("the model computed logits that are not finite numbers")]
     NotFinite,
-    /// Bias and forbidden tokens left nothing to choose from.
-    #[error("logit bias and forbidden tokens leave no token to choose")]
+    /// Bias, forbidden tokens and grammar left nothing to choose from.
+    #[error("logit bias, forbidden tokens and grammar leave no token to choose")]
     NothingLeft,
 }
 
@@ -153,6 +156,9 @@ impl Sampler {
             if let Some(logit) = logits.get_mut(*token as usize) {
                 *logit = f32::NEG_INFINITY;
             }
+        }
+        if let Some(allowed) = ask.allowed {
+            allowed.keep_only(logits);
         }
     }
 
@@ -305,6 +311,7 @@ fn is_plain(ask: &Ask<'_>) -> bool {
         && params.presence_penalty == 0.0
         && params.frequency_penalty == 0.0
         && ask.forbidden.iter().all(|tokens| tokens.is_empty())
+        && ask.allowed.is_none()
 }
 
 /// Log-probability under the raw distribution, with the `n_top` likeliest.

@@ -10,6 +10,7 @@ fn ask(params: &SamplingParams) -> Ask<'_> {
         tokens: &[0],
         n_prompt: 1,
         forbidden: [&[], &[]],
+        allowed: None,
         seed: 1,
         logprobs: None,
     }
@@ -108,6 +109,37 @@ fn logprobs_are_of_the_raw_distribution() {
         [1, 0]
     );
     assert!((logprob.top[0].1 - 0.5_f32.ln()).abs() < 1e-6);
+}
+
+#[test]
+fn a_grammar_leaves_only_its_tokens_whatever_the_bias() {
+    let logits = [5.0, 4.0, 3.0, 2.0];
+    let set = TokenSet::from_words(vec![0b1100]);
+    let none = TokenSet::from_words(Vec::new());
+    let cases: &[(Change, &TokenSet, Option<TokenId>)] = &[
+        (|_| {}, &set, Some(2)),
+        (|p| p.logit_bias = vec![(0, 100.0)], &set, Some(2)),
+        (|p| p.logit_bias = vec![(3, 2.0)], &set, Some(3)),
+        (|_| {}, &none, None),
+    ];
+    for (change, allowed, expected) in cases {
+        let params = changed(SamplingParams::greedy(), *change);
+        let ask = Ask {
+            allowed: Some(allowed),
+            ..ask(&params)
+        };
+        let choice = Sampler::default().choose(&logits, &ask);
+        assert_eq!(choice.ok().map(|choice| choice.token), *expected);
+    }
+    let params = SamplingParams::default();
+    for seed in 0..100 {
+        let ask = Ask {
+            allowed: Some(&set),
+            seed,
+            ..ask(&params)
+        };
+        assert!(set.contains(choose(&logits, &ask)));
+    }
 }
 
 /// Chi-square over `n` draws against probabilities by token; tokens of probability 0 must not come.

@@ -14,6 +14,7 @@
 
 use super::batch;
 use super::kv::{Origin, SequenceKv};
+use super::masks::Constrained;
 use crate::backend::{CacheWindow, SlotId};
 use crate::model::exit::RowExit;
 use crate::model::{Plan, Segment, Stage};
@@ -81,6 +82,8 @@ pub(super) struct Sequence {
     pub(super) n_cached: Option<u32>,
     /// Its prompt is to be pinned once it is computed, and who hears of it.
     pub(super) pin: Option<PinWish>,
+    /// What its answer must look like, if anything; taken out while a token is chosen.
+    pub(super) constrained: Option<Constrained>,
     /// Log-probabilities of prompt tokens 1.. so far; None when not asked or already sent.
     scored: Option<Vec<TokenLogprob>>,
     /// Positions whose loops are counted: all that were ever computed. What is computed again after
@@ -119,6 +122,7 @@ impl Sequence {
             ),
             n_cached: None,
             pin: None,
+            constrained: None,
             scored,
             n_counted: 0,
             loop_rows: 0,
@@ -137,6 +141,11 @@ impl Sequence {
     /// Whether blocks of others may stand in front of it. Prompt scores need every prompt row.
     pub(super) fn may_reuse(&self) -> bool {
         self.request.reuse_prefix && self.request.prompt_logprobs.is_none()
+    }
+
+    /// Whether tokens may come that were not chosen from logits.
+    pub(super) fn may_force(&self) -> bool {
+        self.request.logprobs.is_none()
     }
 
     pub(super) fn n_prompt(&self) -> usize {
@@ -272,6 +281,9 @@ impl Sequence {
     /// Tokens that may not be chosen next: all that would end the answer too early.
     pub(super) fn forbidden<'a>(&'a self, end_tokens: &'a [TokenId]) -> [&'a [TokenId]; 2] {
         let stop = &self.request.stop;
+        if self.request.constraint.is_some() {
+            return [&[], &[]]; // the grammar says where the answer may end
+        }
         let is_early = self.n_generated() < stop.min_tokens as usize;
         let no_end = if is_early || stop.ignore_eos {
             end_tokens

@@ -13,6 +13,7 @@ mod bpe;
 mod chat_prompt;
 pub mod chat_template;
 mod from_gguf;
+pub mod grammar;
 mod pretokenizers;
 mod special;
 mod spm;
@@ -28,6 +29,7 @@ use vocabulary::{TokenKind, Vocabulary};
 
 pub use chat_prompt::ChatPrompt;
 pub use chat_template::{ChatTemplate, TemplateError};
+pub use grammar::{GrammarError, GrammarSpec, Grammars};
 pub use text_stream::{TextStep, TextStream};
 
 /// The value of `tokenizer.ggml.pre` that stands for these expressions, if there is one.
@@ -227,6 +229,11 @@ impl Tokenizer {
     #[must_use]
     pub fn eos(&self) -> Option<TokenId> {
         self.ends.eos
+    }
+
+    /// Whether encoding puts a space before a text.
+    pub(crate) fn adds_space_prefix(&self) -> bool {
+        matches!(&self.model, Model::SentencePiece(bpe) if bpe.adds_space_prefix())
     }
 
     /// Size of the vocabulary.

@@ -5,6 +5,7 @@
 
 mod arbiter;
 mod batching;
+mod constraint;
 mod dense;
 mod exits;
 mod faults;

@@ -30,7 +30,16 @@ impl Engine {
             return;
         }
         state.n_arrivals += 1;
-        let sequence = Sequence::new(job, state.n_arrivals, &self.model.plan);
+        let mut sequence = Sequence::new(job, state.n_arrivals, &self.model.plan);
+        if let Some(source) = &sequence.request.constraint {
+            match state.masks.begin(source, sequence.may_force()) {
+                Ok(constrained) => sequence.constrained = Some(constrained),
+                Err(error) => {
+                    let fault = format!("no thread for the grammar: {error}");
+                    return sequence.fail(RequestError::Fault(fault));
+                }
+            }
+        }
         state.waiting.push_back(sequence);
         state.publish();
     }

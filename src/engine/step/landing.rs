@@ -3,14 +3,17 @@
 //!
 //! On the engine thread, inside a step's commit. What is not here: pages, slots and who leaves.
 
-use crate::engine::sampler::{Ask, SampleError, Sampler};
+use crate::constraint::TokenSet;
+use crate::engine::masks::MaskThreads;
+use crate::engine::sampler::{Ask, Choice, SampleError, Sampler};
 use crate::engine::sequence::{Sequence, Verdict};
-use crate::request::{ConsumerGone, FinishReason, RequestError, TokenId};
+use crate::request::{ConsumerGone, FinishReason, RequestError, TokenId, TokenLogprob};
 
 /// A sequence whose rows have come out of their last pass.
 pub(super) struct Landing<'a> {
     pub(super) sequence: &'a mut Sequence,
     pub(super) sampler: &'a mut Sampler,
+    pub(super) masks: &'a MaskThreads,
     pub(super) end_tokens: &'a [TokenId],
     pub(super) context_length: u32,
 }
@@ -21,6 +24,8 @@ enum Halt {
     Gone,
     /// Its logits allow no choice.
     Unusable(SampleError),
+    /// Its constraint cannot go on.
+    Unconstrained(String),
 }
 
 impl From<ConsumerGone> for Halt {
@@ -45,6 +50,9 @@ impl Landing<'_> {
             Err(Halt::Unusable(error)) => {
                 self.sequence.fail(RequestError::Fault(error.to_string()))
             }
+            Err(Halt::Unconstrained(error)) => self.sequence.fail(RequestError::Invalid(format!(
+                "the answer cannot follow the grammar any further: {error}"
+            ))),
         }
     }
 
@@ -71,23 +79,62 @@ impl Landing<'_> {
     }
 
     fn next_token(&mut self, logits: &[f32]) -> Result<(), Halt> {
+        let Some(mut constrained) = self.sequence.constrained.take() else {
+            let choice = self.choose(logits, None)?;
+            return self.take_token(choice.token, choice.logprob);
+        };
+        let next = constrained.next().map_err(Halt::Unconstrained)?;
+        if next.forced.is_empty() {
+            let Some(allowed) = &next.allowed else {
+                self.sequence.finish(FinishReason::Stop);
+                return Ok(());
+            };
+            let choice = self.choose(logits, Some(allowed))?;
+            self.take_token(choice.token, choice.logprob)?;
+            if !self.sequence.has_ended {
+                constrained.accept(choice.token, self.masks);
+            }
+        } else {
+            // These logits are not needed; those after the last forced token are.
+            let is_complete = next.allowed.is_none();
+            for token in std::mem::take(&mut next.forced) {
+                if !self.sequence.has_ended {
+                    self.take_token(token, None)?;
+                }
+            }
+            if is_complete && !self.sequence.has_ended {
+                self.sequence.finish(FinishReason::Stop);
+            }
+        }
+        self.sequence.constrained = Some(constrained);
+        Ok(())
+    }
+
+    fn choose(
+        &mut self,
+        logits: &[f32],
+        allowed: Option<&TokenSet>,
+    ) -> Result<Choice, SampleError> {
+        let sequence = &*self.sequence;
+        let ask = Ask {
+            params: &sequence.request.sampling,
+            tokens: &sequence.tokens,
+            n_prompt: sequence.n_prompt(),
+            forbidden: sequence.forbidden(self.end_tokens),
+            allowed,
+            seed: sequence.seed,
+            logprobs: sequence.request.logprobs,
+        };
+        self.sampler.choose(logits, &ask)
+    }
+
+    fn take_token(&mut self, token: TokenId, logprob: Option<TokenLogprob>) -> Result<(), Halt> {
         let sequence = &mut *self.sequence;
-        let choice = self.sampler.choose(
-            logits,
-            &Ask {
-                params: &sequence.request.sampling,
-                tokens: &sequence.tokens,
-                n_prompt: sequence.n_prompt(),
-                forbidden: sequence.forbidden(self.end_tokens),
-                seed: sequence.seed,
-                logprobs: sequence.request.logprobs,
-            },
-        )?;
-        match sequence.push(choice.token, self.end_tokens, self.context_length) {
-            Verdict::Continue => sequence.send_token(choice.token, choice.logprob)?,
+        match sequence.push(token, self.end_tokens, self.context_length) {
+            Verdict::Continue => sequence.send_token(token, logprob)?,
             Verdict::Stop => sequence.finish(FinishReason::Stop),
             Verdict::Length => {
-                sequence.send_token(choice.token, choice.logprob)?;
+                sequence.send_token(token, logprob)?;
                 sequence.finish(FinishReason::Length);
             }
         }

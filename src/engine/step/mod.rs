@@ -32,6 +32,7 @@ use super::arbiter::Seat;
 use super::batch::{self, BatchPolicy, Candidate, Decision, Quantum, Supply};
 use super::kv::{KvPool, SequenceKv};
 use super::limits::{EngineLimits, MAX_SCORED_ROWS};
+use super::masks::MaskThreads;
 use super::sampler::Sampler;
 use super::sequence::{Flight, Sequence};
 use super::stats::{EngineStats, Gauges, QuantumTimes};
@@ -71,6 +72,7 @@ struct State {
     /// By rising arrival; at most `max_sequences`.
     running: Vec<Sequence>,
     sampler: Sampler,
+    masks: MaskThreads,
     n_quanta: u64,
     n_arrivals: u64,
     // Buffers of the running quantum.
@@ -111,6 +113,7 @@ impl Engine {
             parked: Vec::new(),
             running: Vec::new(),
             sampler: Sampler::default(),
+            masks: MaskThreads::default(),
             n_quanta: 0,
             n_arrivals: 0,
             candidates: Vec::new(),
@@ -454,6 +457,7 @@ impl State {
             let mut landing = Landing {
                 sequence,
                 sampler: &mut self.sampler,
+                masks: &self.masks,
                 end_tokens: &self.end_tokens,
                 context_length: self.limits.context_length,
             };
