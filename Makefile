@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load exit-table roofline bench-depth load-depth clean
+.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load exit-table roofline bench-depth load-depth demo-pool clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -62,6 +62,9 @@ bench-depth: build ## batching over requests of different depth, on the built-in
 
 load-depth: build ## overload with an objective: fewer loops against refusals, as a table and target/load-depth.png (ARGS=..)
 	tests/scripts/load_depth.sh $(BIN) builtin $(ARGS)
+
+demo-pool: build model ## a pool of three models under traffic, with a killed child and an unload under load (ARGS=..)
+	tests/scripts/demo_pool.sh $(BIN) $(DEMO) $(ARGS)
 
 clean: ## remove everything that was built or fetched
 	cargo clean

@@ -177,6 +177,8 @@ pub struct ManagementConfig {
     pub port: u16,
     /// Key that its routes ask for; needed when the address is not loopback.
     pub admin_key: Option<String>,
+    /// Names beside localhost and IP addresses by which clients may call it while no key is set.
+    pub allowed_hosts: Vec<String>,
 }
 
 impl Default for ManagementConfig {
@@ -186,6 +188,7 @@ impl Default for ManagementConfig {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 8081,
             admin_key: None,
+            allowed_hosts: Vec::new(),
         }
     }
 }

@@ -164,8 +164,7 @@ fn start_management(
              --management-port, or --no-management"
         ))
     })?;
-    let keys = Keys::new(management.admin_key.clone());
-    let started = Management::start(listener, keys, Arc::clone(state))
+    let started = Management::start(listener, management, Arc::clone(state))
         .map_err(|error| Error::other("the management plane", error))?;
     Ok(Some(started))
 }

@@ -5,6 +5,7 @@
 //! standard output (`tinyloop run .. | head -1`) is a success. What is not here: what the server
 //! does (`server`), what the settings mean (`config`).
 
+pub mod admin_client;
 pub mod bench;
 pub mod bench_depth;
 pub mod bench_http;
@@ -12,8 +13,10 @@ mod engine_link;
 pub mod exit_args;
 pub mod inspect;
 pub mod load;
+pub mod load_model;
 pub mod logging;
 pub mod model_args;
+pub mod models;
 pub mod output;
 pub mod progress;
 pub mod quantize;
@@ -22,6 +25,7 @@ pub mod run;
 pub mod score;
 pub mod serve;
 pub mod tokenize;
+pub mod top;
 
 use crate::error::Error;
 use clap::{Parser, Subcommand};
@@ -47,6 +51,14 @@ pub struct Cli {
 pub enum Command {
     /// Serve models over HTTP (OpenAI-compatible).
     Serve(Box<serve::ServeArgs>),
+    /// List the models of a running server.
+    Models(models::ModelsArgs),
+    /// Load a model of a running server.
+    Load(load_model::LoadArgs),
+    /// Unload a model of a running server.
+    Unload(load_model::UnloadArgs),
+    /// Watch a running server: models, queues, tokens per second, memory.
+    Top(top::TopArgs),
     /// Answer one prompt on standard output.
     Run(Box<run::RunArgs>),
     /// Measure prompt processing and token generation.
@@ -79,6 +91,10 @@ pub fn main() -> ExitCode {
 pub fn run(cli: &Cli) -> Result<(), Error> {
     match &cli.command {
         Command::Serve(args) => serve::run(args),
+        Command::Models(args) => models::run(args),
+        Command::Load(args) => load_model::load(args),
+        Command::Unload(args) => load_model::unload(args),
+        Command::Top(args) => top::run(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Roofline(args) => roofline::run(args),

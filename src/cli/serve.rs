@@ -249,6 +249,12 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     let pool = Arc::new(Pool::with_config(metrics, config.pool.clone()));
     add_all(&pool, &config.models)?;
     let server = Server::start(&config, Arc::clone(&pool))?;
+    let own_args = args.clone();
+    let read_again = move || match own_args.config() {
+        Ok(config) => Ok(config.models),
+        Err(error) => Err(error.to_string()),
+    };
+    server.state().set_config_source(Box::new(read_again));
     tracing::info!(address = %server.address(), "listening; the models are loading");
     match load_until_signal(Arc::clone(&pool), &signals) {
         Ok(true) => {

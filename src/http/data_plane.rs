@@ -49,6 +49,7 @@ impl Handler for DataPlane {
         let exchange = Exchange::new(responder, record, cors, self.manner());
         match routed {
             Err(error) => exchange.error(&error),
+            Ok(Route::Admin(_)) => exchange.error(&elsewhere(request.path())),
             Ok(_) if is_preflight => exchange.empty(204),
             Ok(route) => self.answer(&route, &request, exchange),
         }
@@ -135,6 +136,7 @@ impl DataPlane {
             Route::Prefix(id) => prefixes::one(&call(), id, exchange),
             Route::Chat => generate::chat(&call(), exchange),
             Route::Completions => generate::completions(&call(), exchange),
+            Route::Admin(_) => exchange.error(&elsewhere(request.path())),
         }
     }
 
@@ -146,4 +148,11 @@ impl DataPlane {
         let (bearer, key) = (request.header("authorization"), request.header("x-api-key"));
         self.keys.check(bearer, key)
     }
+}
+
+/// Loading and unloading is not for whoever may ask models.
+fn elsewhere(path: &str) -> ApiError {
+    let message =
+        format!("{path} is on the management plane (127.0.0.1:8081 unless told otherwise)");
+    ApiError::new(ErrorCode::UnknownUrl, message)
 }

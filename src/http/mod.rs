@@ -4,12 +4,13 @@
 //! and its answer), `errors` (the one table from error to status), `openai/` (chat, completions,
 //! models), `native/` (generate and score, tokenize, prefixes), `isolation` (who reuses whose
 //! prompts), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel),
-//! `auth`, `cors`, `access_log`, `management`, `state` (what both planes know), `wire/` (connections).
+//! `auth`, `cors`, `access_log`, `management` and what it alone answers, `admin/`, `state` (what both planes know), `wire/` (connections).
 //!
-//! Everything here runs on HTTP workers (`wire` has its poll thread, `management` its own two
+//! Everything here runs on HTTP workers (`wire` has its poll thread, `management` its own few
 //! threads). HTTP sees `pool` handles, never an engine. What is not here: scheduling, models.
 
 pub mod access_log;
+pub mod admin;
 pub mod auth;
 pub mod cors;
 pub mod data_plane;

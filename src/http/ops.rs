@@ -5,6 +5,7 @@
 //! if its process is not.
 
 use super::errors::ApiError;
+use super::router::Route;
 use super::state::ServerState;
 use crate::pool::PoolEntry;
 use crate::pool::state::{Leaving, State};
@@ -43,6 +44,17 @@ impl From<&ApiError> for OpsAnswer {
             headers: error.headers(),
             ..Self::json(error.status(), &error.body())
         }
+    }
+}
+
+/// What may be asked of a route; a browser's preflight finds no permission in it.
+#[must_use]
+pub fn options(route: &Route) -> OpsAnswer {
+    OpsAnswer {
+        status: 204,
+        content_type: "application/json",
+        headers: vec![("allow", route.allow().to_owned())],
+        body: Vec::new(),
     }
 }
 

@@ -122,7 +122,7 @@ fn model_object(
 }
 
 /// A number of jobs, or `auto`.
-fn target_value(target: TargetInflight) -> Value {
+pub(super) fn target_value(target: TargetInflight) -> Value {
     match target {
         TargetInflight::Jobs(n_jobs) => Value::from(n_jobs),
         TargetInflight::Auto => Value::from("auto"),

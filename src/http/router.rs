@@ -1,12 +1,13 @@
 //! Which route a method and a path mean, on both planes.
 //!
 //! Pure. A known path with a wrong method is a 405 that names the right ones, an unknown path a
-//! 404. HEAD is answered wherever GET is (the wire layer leaves the body out). What is not here:
-//! keys and CORS (`data_plane`, `management`).
+//! 404. HEAD is answered wherever GET is (the wire layer leaves the body out). Each plane answers the
+//! routes that are its own and says where the others are. What is not here: keys and CORS
+//! (`data_plane`, `management`).
 
 use super::errors::{ApiError, ErrorCode};
 
-/// A route of the data plane.
+/// A route of either plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
     /// `POST /v1/chat/completions`
@@ -41,6 +42,25 @@ pub enum Route {
     Metrics,
     /// `GET /`
     Root,
+    /// `/v1/admin/..`, on the management plane only
+    Admin(AdminRoute),
+}
+
+/// What operators ask for and change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdminRoute {
+    /// `GET /v1/admin/models`
+    Models,
+    /// `GET /v1/admin/models/{name}`, decoded
+    Model(String),
+    /// `POST /v1/admin/models/{name}/load`, decoded
+    Load(String),
+    /// `POST /v1/admin/models/{name}/unload`, decoded
+    Unload(String),
+    /// `GET /v1/admin/devices`, also as `/v1/admin/gpu-memory`
+    Devices,
+    /// `POST /v1/admin/reload`
+    Reload,
 }
 
 impl Route {
@@ -62,6 +82,7 @@ impl Route {
             Self::Ready => "ready",
             Self::Metrics => "metrics",
             Self::Root => "root",
+            Self::Admin(_) => "admin",
         }
     }
 
@@ -71,14 +92,19 @@ impl Route {
         matches!(self, Self::Health | Self::Ready | Self::Root)
     }
 
-    fn allow(&self) -> &'static str {
+    /// Value of `Allow`.
+    #[must_use]
+    pub fn allow(&self) -> &'static str {
         match self {
             Self::Chat
             | Self::Completions
             | Self::Generate
             | Self::Tokenize
             | Self::Detokenize
-            | Self::Cancel(_) => "POST, OPTIONS",
+            | Self::Cancel(_)
+            | Self::Admin(AdminRoute::Load(_) | AdminRoute::Unload(_) | AdminRoute::Reload) => {
+                "POST, OPTIONS"
+            }
             Self::Prefixes => "GET, HEAD, POST, DELETE, OPTIONS",
             Self::Prefix(_) => "DELETE, OPTIONS",
             _ => "GET, HEAD, OPTIONS",
@@ -144,6 +170,9 @@ fn known_path(path: &str) -> Option<Route> {
         "/v1/native/snapshot" => Route::Snapshot,
         "/v1/native/prefixes" => Route::Prefixes,
         _ => {
+            if let Some(rest) = path.strip_prefix("/v1/admin/") {
+                return Some(Route::Admin(admin_path(rest)?));
+            }
             if let Some(id) = path.strip_prefix("/v1/native/prefixes/") {
                 return Some(Route::Prefix(percent_decoded(id)?));
             }
@@ -158,6 +187,26 @@ fn known_path(path: &str) -> Option<Route> {
             Route::Model(percent_decoded(id)?)
         }
     })
+}
+
+/// What stands behind `/v1/admin/`.
+fn admin_path(path: &str) -> Option<AdminRoute> {
+    let Some(model) = path.strip_prefix("models/") else {
+        return Some(match path {
+            "models" => AdminRoute::Models,
+            "devices" | "gpu-memory" => AdminRoute::Devices,
+            "reload" => AdminRoute::Reload,
+            _ => return None,
+        });
+    };
+    // Names may hold slashes; one that ends in "/load" must be sent with "%2Fload".
+    if let Some(name) = model.strip_suffix("/load") {
+        return Some(AdminRoute::Load(percent_decoded(name)?));
+    }
+    if let Some(name) = model.strip_suffix("/unload") {
+        return Some(AdminRoute::Unload(percent_decoded(name)?));
+    }
+    Some(AdminRoute::Model(percent_decoded(model)?))
 }
 
 /// `%2F` to `/` and so on; None when it is not valid or not UTF-8.
@@ -208,6 +257,28 @@ mod tests {
             ),
             ("HEAD", "/health", Route::Health),
             ("GET", "/", Route::Root),
+            ("GET", "/v1/admin/models/", Route::Admin(AdminRoute::Models)),
+            (
+                "GET",
+                "/v1/admin/models/a/b%20c",
+                Route::Admin(AdminRoute::Model("a/b c".into())),
+            ),
+            (
+                "POST",
+                "/v1/admin/models/a/b/load",
+                Route::Admin(AdminRoute::Load("a/b".into())),
+            ),
+            (
+                "POST",
+                "/v1/admin/models/x%2Funload/unload",
+                Route::Admin(AdminRoute::Unload("x/unload".into())),
+            ),
+            (
+                "GET",
+                "/v1/admin/gpu-memory",
+                Route::Admin(AdminRoute::Devices),
+            ),
+            ("POST", "/v1/admin/reload", Route::Admin(AdminRoute::Reload)),
         ] {
             assert_eq!(route(method, path), Ok(expected), "{method} {path}");
         }
@@ -222,12 +293,23 @@ mod tests {
             (error.status(), error.allow),
             (405, Some("GET, HEAD, OPTIONS"))
         );
+        for (method, path) in [
+            ("GET", "/v1/admin/models/a/load"),
+            ("GET", "/v1/admin/reload"),
+            ("POST", "/v1/admin/models/a"),
+            ("POST", "/v1/admin/devices"),
+        ] {
+            assert_eq!(route(method, path).unwrap_err().status(), 405, "{path}");
+        }
         for path in [
             "/v2",
             "/v1/requests/x",
             "/v1/requests/%zz/cancel",
             "/v1/models/%zz",
             "/v1/models/%ff",
+            "/v1/admin",
+            "/v1/admin/x",
+            "/v1/admin/models/%zz/load",
             "",
         ] {
             assert_eq!(route("GET", path).unwrap_err().status(), 404, "{path}");

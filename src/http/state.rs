@@ -6,6 +6,7 @@
 use super::errors::{ApiError, ErrorCode};
 use super::live::LiveRequests;
 use super::wire::{REJECT_STATUSES, WireConfig, WireServer, WireStats};
+use crate::config::ModelConfig;
 use crate::pool::{LoadedModel, Patience, Pool, Unavailable};
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -51,7 +52,11 @@ pub struct ServerState {
     live: LiveRequests,
     /// Weak, because the wire's handler holds this state.
     wire: OnceLock<Weak<WireServer>>,
+    config_source: OnceLock<ConfigSource>,
 }
+
+/// Reads the configured models again; Err says what is wrong with the configuration.
+pub type ConfigSource = Box<dyn Fn() -> Result<Vec<ModelConfig>, String> + Send + Sync>;
 
 impl std::fmt::Debug for ServerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -69,7 +74,19 @@ impl ServerState {
             drain: Arc::default(),
             live: LiveRequests::default(),
             wire: OnceLock::new(),
+            config_source: OnceLock::new(),
         }
+    }
+
+    /// How to read the configured models again; the first call counts.
+    pub fn set_config_source(&self, source: ConfigSource) {
+        self.config_source.get_or_init(|| source);
+    }
+
+    /// The configured models as they are written now; None where nobody said how to read them.
+    #[must_use]
+    pub fn read_config(&self) -> Option<Result<Vec<ModelConfig>, String>> {
+        self.config_source.get().map(|read| read())
     }
 
     /// Makes the connection layer's counters known to /metrics; the first call counts.

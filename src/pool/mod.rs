@@ -25,6 +25,7 @@
 //! or a runtime of it any more. What is not here: HTTP, the scheduler.
 
 mod acquire;
+pub mod devices;
 mod entry;
 pub mod estimate;
 mod gauges;

@@ -72,7 +72,7 @@ impl Client {
     }
 
     pub(crate) fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) {
-        let mut text = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
+        let mut text = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n");
         for (name, value) in headers {
             text.push_str(&format!("{name}: {value}\r\n"));
         }
