@@ -50,7 +50,7 @@
 //! | `http-poll` | 1 | the data plane's listeners and every connection no worker is using |
 //! | `http-worker-N` | `http_workers` | one request at a time; a stream holds its worker |
 //! | `http-ops-N` | 2 | `/health`, `/ready`, `/metrics`, list and cancel, so that they answer when all workers are busy |
-//! | `management` | a few | the management plane (tiny_http, loopback) |
+//! | `management-N` | 4, and one for bodies that are refused | the management plane (tiny_http, loopback) |
 //! | `driver-MODEL` | 1 per model | dispatch and completion of that model's queue |
 //! | `engine-MODEL` | 1 per native replica | backend, KV pool, sequences |
 //! | `cpu-N` | `threads - 1` per CPU backend | nothing: they compute what the engine thread asks |

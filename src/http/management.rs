@@ -169,11 +169,12 @@ fn serve(server: &tiny_http::Server, closing: &AtomicBool, plane: &Plane) {
 impl Plane {
     /// Answers, unless there is a body that must not be waited for.
     fn take(&self, mut request: tiny_http::Request) {
-        let (error, can_be_read) = match body::read(&mut request) {
+        let refusal = match body::read(&mut request) {
             Ok(body) => return self.answer(request, &body),
             Err(refusal) => refusal,
         };
-        let answer = OpsAnswer::from(&error);
+        let can_be_read = refusal.can_be_read;
+        let answer = OpsAnswer::from(&refusal.error());
         if !can_be_read {
             return body::refuse_and_forget(request, &answer);
         }

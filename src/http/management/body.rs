@@ -21,8 +21,23 @@ const BODY_BYTES_MAX: usize = 1024;
 /// Longest body for which the thread of late bodies waits.
 const LATE_BODY_BYTES_MAX: usize = 64 << 10;
 
-/// The body, or why it is not taken and whether it may be read to be thrown away.
-pub(super) fn read(request: &mut tiny_http::Request) -> Result<Vec<u8>, (ApiError, bool)> {
+/// Why a body is not taken.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    code: ErrorCode,
+    text: String,
+    /// Whether it may be read to be thrown away.
+    pub(super) can_be_read: bool,
+}
+
+impl Refusal {
+    pub(super) fn error(self) -> ApiError {
+        ApiError::new(self.code, self.text)
+    }
+}
+
+/// The body, or why it is not taken.
+pub(super) fn read(request: &mut tiny_http::Request) -> Result<Vec<u8>, Refusal> {
     let announced = Announced::of(request);
     announced.check()?;
     let mut body = Vec::with_capacity(request.body_length().unwrap_or(0));
@@ -30,10 +45,11 @@ pub(super) fn read(request: &mut tiny_http::Request) -> Result<Vec<u8>, (ApiErro
     // It is in memory already.
     match request.as_reader().take(limit).read_to_end(&mut body) {
         Ok(_) => Ok(body),
-        Err(error) => Err((
-            ApiError::new(ErrorCode::BadRequest, error.to_string()),
-            true,
-        )),
+        Err(error) => Err(Refusal {
+            code: ErrorCode::BadRequest,
+            text: error.to_string(),
+            can_be_read: true,
+        }),
     }
 }
 
@@ -65,9 +81,14 @@ impl Announced {
         }
     }
 
-    fn check(self) -> Result<(), (ApiError, bool)> {
-        let refuse =
-            |code, text: String, can_be_read| Err((ApiError::new(code, text), can_be_read));
+    fn check(self) -> Result<(), Refusal> {
+        let refuse = |code, text: String, can_be_read| {
+            Err(Refusal {
+                code,
+                text,
+                can_be_read,
+            })
+        };
         if self.is_chunked {
             let text = "a body must say its length here: send 'content-length', not chunks";
             return refuse(ErrorCode::LengthRequired, text.to_owned(), false);
@@ -176,9 +197,10 @@ mod tests {
             (of(1, "e"), 417, false),
             (of(1, "u"), 400, false),
         ] {
-            let (error, found) = announced.check().expect_err("refused");
+            let refusal = announced.check().expect_err("refused");
+            let found = refusal.can_be_read;
             assert_eq!(
-                (error.status(), found),
+                (refusal.error().status(), found),
                 (status, can_be_read),
                 "{announced:?}"
             );
