@@ -6,9 +6,14 @@
 //! made through a [`ReplicaFactory`]. It is called by whoever has the executor's turn (`scheduler/driver`),
 //! one thread at a time, and must never block there. What is not here: queueing, priorities, admission (`scheduler`).
 
+pub mod child;
 pub mod fake;
 pub mod features;
+pub mod llama_server;
 pub mod native;
+pub mod openai_remote;
+pub mod upstream;
+pub mod vllm_serve;
 
 pub use crate::engine::stats::RowCounts;
 pub use features::{Feature, Features};

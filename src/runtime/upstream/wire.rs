@@ -1,0 +1,366 @@
+//! The OpenAI wire format as a client writes and reads it: the body of a call, the chunks of an
+//! answer.
+//!
+//! Pure. Reads what OpenAI, vLLM, llama-server and tinyloop send, and takes unknown fields for none.
+//! What is not here: the connection (`client`), and when a chunk is too late (`call`).
+
+use crate::config::Dialect;
+use crate::request::{FinishReason, TextLogprob, TextToken, UpstreamCall, UpstreamPrompt, Usage};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// Where a call goes, below the base URL.
+#[must_use]
+pub fn route(call: &UpstreamCall) -> &'static str {
+    match call.prompt {
+        UpstreamPrompt::Messages(_) => "/chat/completions",
+        UpstreamPrompt::Text(_) => "/completions",
+    }
+}
+
+/// The body of a call.
+#[must_use]
+pub fn body(call: &UpstreamCall, model: &str, dialect: Dialect) -> Map<String, Value> {
+    let mut body = call.fields.clone();
+    match &call.prompt {
+        UpstreamPrompt::Messages(messages) => {
+            body.insert("messages".to_owned(), Value::from(messages.clone()));
+        }
+        UpstreamPrompt::Text(text) => {
+            body.insert("prompt".to_owned(), Value::from(text.as_str()));
+        }
+    }
+    body.insert("model".to_owned(), Value::from(model));
+    body.insert("stream".to_owned(), Value::from(true));
+    let options = json!({"include_usage": true});
+    body.insert("stream_options".to_owned(), options);
+    let priority = match dialect {
+        Dialect::Openai | Dialect::LlamaServer => 0,
+        Dialect::Vllm => call.priority.saturating_neg(), // there a lower number is sooner
+        Dialect::Tinyloop => call.priority,
+    };
+    if priority != 0 {
+        body.insert("priority".to_owned(), Value::from(priority));
+    }
+    if dialect == Dialect::Tinyloop && call.may_leave {
+        body.insert("allow_remote".to_owned(), Value::from(true));
+    }
+    body
+}
+
+/// What one event of the stream says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chunk {
+    /// Text that comes next; may be empty.
+    pub text: String,
+    /// Log-probabilities of its tokens, where the call asked for them.
+    pub logprobs: Vec<TextLogprob>,
+    /// The answer ends.
+    pub finish: Option<FinishReason>,
+    /// Counts so far, or at the end.
+    pub usage: Option<Usage>,
+}
+
+/// An event that is no chunk.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ChunkError {
+    /// Not JSON, or not of a shape that we know.
+    Nonsense(String),
+    /// The server tells an error in the middle of its answer.
+    Told(String),
+}
+
+#[derive(Deserialize)]
+struct ChunkIn {
+    #[serde(default)]
+    choices: Vec<ChoiceIn>,
+    usage: Option<UsageIn>,
+    timings: Option<TimingsIn>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct ChoiceIn {
+    delta: Option<DeltaIn>,
+    text: Option<String>,
+    finish_reason: Option<String>,
+    logprobs: Option<LogprobsIn>,
+}
+
+#[derive(Deserialize)]
+struct DeltaIn {
+    content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct UsageIn {
+    #[serde(default)]
+    prompt_tokens: u32,
+    #[serde(default)]
+    completion_tokens: u32,
+    prompt_tokens_details: Option<DetailsIn>,
+}
+
+#[derive(Deserialize)]
+struct DetailsIn {
+    cached_tokens: Option<u32>,
+}
+
+/// llama-server's own counts, which ride on its last chunk.
+#[derive(Deserialize)]
+struct TimingsIn {
+    cache_n: Option<u32>,
+}
+
+/// Chat has `content`, completions have parallel lists.
+#[derive(Deserialize)]
+struct LogprobsIn {
+    content: Option<Vec<EntryIn>>,
+    #[serde(default)]
+    tokens: Vec<String>,
+    #[serde(default)]
+    token_logprobs: Vec<Option<f32>>,
+    #[serde(default)]
+    top_logprobs: Vec<Option<Map<String, Value>>>,
+}
+
+#[derive(Deserialize)]
+struct EntryIn {
+    #[serde(flatten)]
+    chosen: TokenIn,
+    #[serde(default)]
+    top_logprobs: Vec<TokenIn>,
+}
+
+#[derive(Deserialize)]
+struct TokenIn {
+    token: String,
+    logprob: Option<f32>,
+    bytes: Option<Vec<u8>>,
+}
+
+impl From<TokenIn> for TextToken {
+    fn from(token: TokenIn) -> Self {
+        Self {
+            text: token.token,
+            bytes: token.bytes,
+            logprob: token.logprob.unwrap_or(f32::NEG_INFINITY),
+        }
+    }
+}
+
+impl LogprobsIn {
+    fn entries(self) -> Vec<TextLogprob> {
+        if let Some(content) = self.content {
+            let entry = |entry: EntryIn| TextLogprob {
+                chosen: entry.chosen.into(),
+                top: entry
+                    .top_logprobs
+                    .into_iter()
+                    .map(TextToken::from)
+                    .collect(),
+            };
+            return content.into_iter().map(entry).collect();
+        }
+        let mut tops = self.top_logprobs.into_iter();
+        let chosen = self.tokens.into_iter().zip(self.token_logprobs);
+        chosen
+            .map(|(text, logprob)| TextLogprob {
+                chosen: TextToken {
+                    text,
+                    bytes: None,
+                    logprob: logprob.unwrap_or(f32::NEG_INFINITY),
+                },
+                top: tops.next().flatten().map(top_of).unwrap_or_default(),
+            })
+            .collect()
+    }
+}
+
+/// `{text: logprob}`.
+fn top_of(map: Map<String, Value>) -> Vec<TextToken> {
+    let token = |(text, logprob): (String, Value)| TextToken {
+        text,
+        bytes: None,
+        logprob: logprob
+            .as_f64()
+            .map_or(f32::NEG_INFINITY, |value| value as f32),
+    };
+    map.into_iter().map(token).collect()
+}
+
+/// Reads the data of one event, which is not `[DONE]`.
+///
+/// # Errors
+/// See [`ChunkError`].
+pub fn chunk(data: &str) -> Result<Chunk, ChunkError> {
+    let read: ChunkIn =
+        serde_json::from_str(data).map_err(|error| ChunkError::Nonsense(error.to_string()))?;
+    if let Some(error) = read.error.filter(|error| !error.is_null()) {
+        return Err(ChunkError::Told(message_of(&error)));
+    }
+    let mut chunk = Chunk::default();
+    if let Some(choice) = read.choices.into_iter().next() {
+        let delta = choice.delta.and_then(|delta| delta.content);
+        chunk.text = delta.or(choice.text).unwrap_or_default();
+        chunk.logprobs = choice.logprobs.map(LogprobsIn::entries).unwrap_or_default();
+        chunk.finish = choice.finish_reason.as_deref().map(finish_of);
+    }
+    let cached_by_timings = read.timings.and_then(|timings| timings.cache_n);
+    chunk.usage = read.usage.map(|usage| Usage {
+        prompt_tokens: usage.prompt_tokens,
+        cached_tokens: usage
+            .prompt_tokens_details
+            .and_then(|details| details.cached_tokens)
+            .or(cached_by_timings)
+            .unwrap_or(0),
+        completion_tokens: usage.completion_tokens,
+        loops: 1,
+        ..Usage::default()
+    });
+    Ok(chunk)
+}
+
+fn finish_of(reason: &str) -> FinishReason {
+    match reason {
+        "length" => FinishReason::Length,
+        _ => FinishReason::Stop, // stop, and what ends an answer in other ways
+    }
+}
+
+/// The `message` of an error object, or what stands in its place. Not fit for clients as it is.
+fn message_of(error: &Value) -> String {
+    let message = error.get("message").unwrap_or(error);
+    match message.as_str() {
+        Some(text) => text.to_owned(),
+        None => message.to_string(),
+    }
+}
+
+/// The message of a whole error body, `{"error": {"message"}}` or what servers send in its place.
+#[must_use]
+pub fn error_message(body: &[u8]) -> Option<String> {
+    let value: Value = serde_json::from_slice(body).ok()?;
+    let error = value.get("error").filter(|error| !error.is_null());
+    let message = error.or_else(|| value.get("message").map(|_| &value))?;
+    Some(message_of(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(priority: i32) -> UpstreamCall {
+        let fields = json!({"temperature": 0.5, "model": "ours", "stream": false});
+        UpstreamCall {
+            prompt: UpstreamPrompt::Text("hi".to_owned()),
+            fields: fields.as_object().expect("an object").clone(),
+            priority,
+            may_leave: true,
+        }
+    }
+
+    #[test]
+    fn bodies_say_model_stream_and_priority_of_the_dialect() {
+        let sent = |priority, dialect| Value::from(body(&call(priority), "m", dialect));
+        let openai = sent(5, Dialect::Openai);
+        let expected = json!({
+            "temperature": 0.5, "model": "m", "stream": true, "prompt": "hi",
+            "stream_options": {"include_usage": true},
+        });
+        assert_eq!(openai, expected);
+        assert_eq!(sent(5, Dialect::LlamaServer)["priority"], Value::Null);
+        assert_eq!(sent(5, Dialect::Vllm)["priority"], -5);
+        assert_eq!(sent(i32::MIN, Dialect::Vllm)["priority"], i32::MAX);
+        assert_eq!(sent(5, Dialect::Tinyloop)["priority"], 5);
+        assert_eq!(sent(5, Dialect::Tinyloop)["allow_remote"], true);
+        assert_eq!(sent(0, Dialect::Vllm)["priority"], Value::Null);
+        let chat = UpstreamCall {
+            prompt: UpstreamPrompt::Messages(vec![json!({"role": "user", "content": "x"})]),
+            ..call(0)
+        };
+        assert_eq!(
+            (route(&chat), route(&call(0))),
+            ("/chat/completions", "/completions")
+        );
+        assert_eq!(
+            body(&chat, "m", Dialect::Openai)["messages"][0]["content"],
+            "x"
+        );
+    }
+
+    #[test]
+    fn chunks_of_all_dialects_are_read() {
+        let read = |value: Value| chunk(&value.to_string()).expect("a chunk");
+        let first = read(json!({"id": "x", "choices": [
+            {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]}));
+        assert_eq!(first, Chunk::default());
+        let piece = read(
+            json!({"choices": [{"delta": {"content": "é"}, "logprobs": {"content": [
+            {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": [
+                {"token": "e", "logprob": -1.0, "bytes": null}]}]}}]}),
+        );
+        assert_eq!(piece.text, "é");
+        let entry = &piece.logprobs[0];
+        assert_eq!(entry.chosen.bytes.as_deref(), Some(&[195, 169][..]));
+        assert_eq!(
+            (entry.top[0].text.as_str(), entry.top[0].logprob),
+            ("e", -1.0)
+        );
+        let text = read(
+            json!({"choices": [{"text": "ab", "finish_reason": "length", "logprobs": {
+            "tokens": ["a", "b"], "token_logprobs": [null, -2.0],
+            "top_logprobs": [null, {"b": -2.0}], "text_offset": [0, 1]}}]}),
+        );
+        assert_eq!(
+            (text.text.as_str(), text.finish),
+            ("ab", Some(FinishReason::Length))
+        );
+        assert_eq!(text.logprobs[0].chosen.logprob, f32::NEG_INFINITY);
+        assert_eq!(text.logprobs[1].top[0].logprob, -2.0);
+        let usage = read(
+            json!({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3,
+            "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}}),
+        );
+        let usage = usage.usage.expect("counts");
+        assert_eq!(
+            (
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens
+            ),
+            (7, 4, 3)
+        );
+        let llama = read(
+            json!({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3},
+            "timings": {"cache_n": 5, "prompt_ms": 1.5}}),
+        );
+        assert_eq!(llama.usage.expect("counts").cached_tokens, 5);
+        let null =
+            read(json!({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": null}));
+        assert_eq!((null.usage, null.finish), (None, Some(FinishReason::Stop)));
+    }
+
+    #[test]
+    fn errors_in_a_stream_and_nonsense_are_told_apart() {
+        let error = json!({"error": {"message": "out of memory", "code": 500}}).to_string();
+        assert_eq!(
+            chunk(&error),
+            Err(ChunkError::Told("out of memory".to_owned()))
+        );
+        for bad in ["", "null", "[1]", "{", "{\"choices\": 5}", "\u{0}"] {
+            assert!(matches!(chunk(bad), Err(ChunkError::Nonsense(_))), "{bad}");
+        }
+        let message = |text: &str| error_message(text.as_bytes());
+        assert_eq!(
+            message("{\"error\": {\"message\": \"no\"}}").as_deref(),
+            Some("no")
+        );
+        assert_eq!(message("{\"error\": \"no\"}").as_deref(), Some("no"));
+        assert_eq!(
+            message("{\"object\": \"error\", \"message\": \"no\"}").as_deref(),
+            Some("no")
+        );
+        assert_eq!(message("<html>"), None);
+    }
+}
