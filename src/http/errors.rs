@@ -8,6 +8,7 @@
 
 use crate::pool::Unavailable;
 use crate::request::{RequestError, UpstreamFault};
+use crate::runtime::Feature;
 use crate::scheduler::SubmitError;
 use serde_json::{Value, json};
 
@@ -258,6 +259,17 @@ impl ApiError {
         let param = param.into();
         let message = format!("'{param}' is not supported: {why}");
         Self::param(ErrorCode::UnsupportedParameter, param, message)
+    }
+
+    /// A request that needs what its model lacks. `param`: the field that asks for it.
+    pub fn missing(feature: Feature, param: impl Into<String>, model: &str) -> Self {
+        let name = feature.name();
+        let message =
+            format!("the model '{model}' lacks the capability '{name}', which this request needs");
+        Self {
+            is_hopeless: true,
+            ..Self::param(ErrorCode::MissingCapability, param, message)
+        }
     }
 
     /// HTTP status.

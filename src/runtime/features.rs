@@ -24,6 +24,8 @@ pub enum Feature {
     PromptLogprobs,
     /// The prompt in the answer.
     Echo,
+    /// Candidates compared by their log-probabilities.
+    BestOf,
     /// Loops, early exit.
     Loops,
     /// Sliding attention windows.
@@ -40,7 +42,7 @@ pub enum Feature {
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Chat,
         Self::Completions,
         Self::TokenIds,
@@ -48,6 +50,7 @@ impl Feature {
         Self::Logprobs,
         Self::PromptLogprobs,
         Self::Echo,
+        Self::BestOf,
         Self::Loops,
         Self::CacheWindow,
         Self::Prefixes,
@@ -67,6 +70,7 @@ impl Feature {
             Self::Logprobs => "logprobs",
             Self::PromptLogprobs => "prompt_logprobs",
             Self::Echo => "echo",
+            Self::BestOf => "best_of",
             Self::Loops => "loops",
             Self::CacheWindow => "cache_window",
             Self::Prefixes => "prefixes",
@@ -101,6 +105,7 @@ impl Features {
             F::Logprobs,
             F::PromptLogprobs,
             F::Echo,
+            F::BestOf,
             F::Loops,
             F::CacheWindow,
             F::Prefixes,

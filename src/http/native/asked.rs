@@ -22,7 +22,7 @@ const FIELDS: &[&str] = &[
     "logprobs", "return_tokens", "score_from", "skip_special_tokens", "stream",
     "loops", "min_loops", "cache_window", "adaptive",
     "priority", "slo_ms", "slo_ttft_ms", "queue_timeout_ms",
-    "cache_prompt", "cache_salt",
+    "cache_prompt", "cache_salt", "allow_remote",
 ];
 /// Most alternatives per token, as on the chat route.
 const TOP_MAX: i64 = 20;
@@ -58,7 +58,7 @@ pub struct Asked {
 
 impl Asked {
     /// Reads and checks the fields.
-    pub fn parse(fields: &Fields<'_>, vocab_size: usize) -> Result<Self, ApiError> {
+    pub fn parse(fields: &Fields<'_>, vocab_size: Option<usize>) -> Result<Self, ApiError> {
         let common = CommonOptions::parse(fields, vocab_size)?;
         fields.refuse_unknown(FIELDS)?;
         let mode = mode(fields)?;
@@ -136,7 +136,7 @@ mod tests {
 
     fn parse(body: &Value) -> Result<Asked, ApiError> {
         let map = body.as_object().expect("the test gives an object");
-        Asked::parse(&Fields::new(map), 100)
+        Asked::parse(&Fields::new(map), Some(100))
     }
 
     #[test]

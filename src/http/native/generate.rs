@@ -11,24 +11,30 @@ use super::prompt;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::{Exchange, Stream, StreamEnd};
 use crate::http::openai::answer::{AskedLoops, UsageCounts, UsageSum, finish_text};
+use crate::http::openai::chat::Conversation;
 use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, parse_object};
+use crate::http::openai::forward::Forwarding;
 use crate::http::openai::generate::{Call, cancelled, preflight};
 use crate::http::openai::logprobs::LOGPROB_MIN;
-use crate::http::openai::prompt::tokenizer_of;
 use crate::http::openai::sampling::check_context;
 use crate::http::sse;
 use crate::pool::LoadedModel;
-use crate::request::{GenerationRequest, RequestError, RequestId, TokenId, TokenLogprob, Usage};
+use crate::request::{
+    GenerationRequest, RequestError, RequestId, TokenId, TokenLogprob, UpstreamPrompt, Usage,
+};
+use crate::runtime::Feature;
 use crate::scheduler::{GenerationChunk, Outcome, StreamEvent, SubmitOptions, TokenStream};
 use crate::tokenizer::Tokenizer;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A checked request, ready to be submitted.
 struct Work {
     model: Arc<LoadedModel>,
-    tokenizer: Arc<Tokenizer>,
+    /// None where another server runs the model.
+    tokenizer: Option<Arc<Tokenizer>>,
     asked: Asked,
     job: GenerationRequest,
     options: SubmitOptions,
@@ -46,8 +52,10 @@ fn prepare(call: &Call<'_>) -> Result<Work, ApiError> {
     let body = parse_object(call.request.body())?;
     let fields = Fields::new(&body);
     let (model, loops) = call.model(&fields)?;
-    let tokenizer = tokenizer_of(&model)?;
-    let mut asked = Asked::parse(&fields, tokenizer.vocab_size())?;
+    let Some(tokenizer) = model.tokenizer.clone() else {
+        return prepare_forwarded(call, &body, model, loops);
+    };
+    let mut asked = Asked::parse(&fields, Some(tokenizer.vocab_size()))?;
     call.isolate(&model, &mut asked.common);
     asked.common.depth = Depth::parse(&fields, loops, &model.meta)?;
     let options = call.options(&fields, &asked.common)?;
@@ -73,7 +81,46 @@ fn prepare(call: &Call<'_>) -> Result<Work, ApiError> {
     Ok(Work {
         job: asked.job(prompt, max_tokens),
         model,
-        tokenizer,
+        tokenizer: Some(tokenizer),
+        asked,
+        options,
+    })
+}
+
+/// The same for a model that another server runs: no ids, and no scores.
+fn prepare_forwarded(
+    call: &Call<'_>,
+    body: &Map<String, Value>,
+    model: Arc<LoadedModel>,
+    loops: Option<u32>,
+) -> Result<Work, ApiError> {
+    let fields = Fields::new(body);
+    let missing = |feature, param| Err(ApiError::missing(feature, param, &model.name));
+    let asked = Asked::parse(&fields, None)?;
+    let Mode::Generate { max_tokens } = asked.mode else {
+        return missing(Feature::PromptLogprobs, "mode");
+    };
+    if asked.n_top.is_some() {
+        return missing(Feature::TokenIds, "logprobs"); // entries of this route have ids
+    }
+    let options = call.options(&fields, &asked.common)?;
+    let mut forwarding = Forwarding::new(call, body, &model, loops, &asked.common, &options)?;
+    preflight(&model, None)?;
+    let prompt = match prompt::exactly_one(&fields, &["prompt", "messages", "tokens"])? {
+        "tokens" => return missing(Feature::TokenIds, "tokens"),
+        "messages" => {
+            let conversation = Conversation::parse(&fields, true)?;
+            UpstreamPrompt::Messages(conversation.template.messages)
+        }
+        _ => UpstreamPrompt::Text(fields.string("prompt")?.unwrap_or_default().to_owned()),
+    };
+    if let Some(max_tokens) = max_tokens {
+        forwarding.set("max_tokens", max_tokens.into());
+    }
+    Ok(Work {
+        job: forwarding.job(&asked.common, prompt, max_tokens, None, 0),
+        model,
+        tokenizer: None,
         asked,
         options,
     })
@@ -90,7 +137,7 @@ fn run(work: Work, call: &Call<'_>, mut exchange: Exchange) {
     } = work;
     exchange.record.model.clone_from(&model.name);
     exchange.record.stream = options.streaming;
-    exchange.record.prompt_tokens = job.prompt.len() as u64;
+    exchange.record.prompt_tokens = job.prompt_tokens().into();
     let (id, prompt) = (job.id, Arc::clone(&job.prompt));
     let submitted = model.executor.submit_many(vec![job], options);
     let mut source = match submitted.map(|mut streams| streams.pop()) {
@@ -109,7 +156,7 @@ fn run(work: Work, call: &Call<'_>, mut exchange: Exchange) {
     let teller = Teller::new(
         id,
         &model,
-        &tokenizer,
+        tokenizer.as_deref(),
         &asked,
         source.loops().map(|l| l.asked),
     );
@@ -125,7 +172,7 @@ fn run(work: Work, call: &Call<'_>, mut exchange: Exchange) {
 /// What is the same for all parts of an answer.
 struct Teller<'a> {
     frame: Frame<'a>,
-    tokenizer: &'a Tokenizer,
+    tokenizer: Option<&'a Tokenizer>,
     return_tokens: bool,
     wants_logprobs: bool,
     loops: AskedLoops,
@@ -135,7 +182,7 @@ impl<'a> Teller<'a> {
     fn new(
         id: RequestId,
         model: &'a LoadedModel,
-        tokenizer: &'a Tokenizer,
+        tokenizer: Option<&'a Tokenizer>,
         asked: &Asked,
         loops: Option<u32>,
     ) -> Self {
@@ -156,7 +203,10 @@ impl<'a> Teller<'a> {
     }
 
     fn said<'d>(&'d self, draft: &'d Draft) -> Said<'d> {
-        let logprobs = || entries(self.tokenizer, &draft.logprobs);
+        let logprobs = || {
+            let tokenizer = self.tokenizer;
+            tokenizer.map_or_else(Vec::new, |tokenizer| entries(tokenizer, &draft.logprobs))
+        };
         Said {
             text: &draft.text,
             tokens: self.return_tokens.then_some(draft.tokens.as_slice()),
@@ -230,6 +280,10 @@ fn read_to_end(
             }
             StreamEvent::Finished(outcome) => {
                 exchange.record.queue = outcome.stamps.queue_wait();
+                let n_tokens = &mut exchange.record.completion_tokens;
+                if *n_tokens == 0 {
+                    *n_tokens = outcome.usage.completion_tokens.into(); // text without ids
+                }
                 return Some((exchange, outcome));
             }
         }
@@ -259,8 +313,11 @@ fn score(
         return;
     };
     let scored = source.prompt_logprobs().unwrap_or_default();
-    let (Some((first, rest)), Some(counted)) = (prompt.split_first(), scored.get(from - 1..))
-    else {
+    let (Some((first, rest)), Some(counted), Some(tokenizer)) = (
+        prompt.split_first(),
+        scored.get(from - 1..),
+        teller.tokenizer,
+    ) else {
         return exchange.error(&not_scored(prompt.len(), scored.len()));
     };
     if rest.len() != scored.len() || counted.is_empty() {
@@ -269,10 +326,10 @@ fn score(
     let sum: f64 = counted.iter().map(|one| f64::from(one.logprob)).sum();
     let mean_logprob = sum / counted.len() as f64;
     let perplexity = Some((-mean_logprob).exp()).filter(|value| value.is_finite());
-    let first = TokenEntry::new(teller.tokenizer, *first, None);
+    let first = TokenEntry::new(tokenizer, *first, None);
     let mut logprobs = Vec::with_capacity(prompt.len());
     logprobs.push(first);
-    logprobs.extend(entries(teller.tokenizer, scored));
+    logprobs.extend(entries(tokenizer, scored));
     exchange.json(&Score {
         frame: teller.frame.clone(),
         perplexity,
@@ -328,6 +385,10 @@ fn write_events(
             StreamEvent::TimedOut => stream.send(sse::PING)?,
             StreamEvent::Finished(outcome) => {
                 stream.record.queue = outcome.stamps.queue_wait();
+                let n_tokens = &mut stream.record.completion_tokens;
+                if *n_tokens == 0 {
+                    *n_tokens = outcome.usage.completion_tokens.into(); // text without ids
+                }
                 if teller.return_tokens && !draft.tokens.is_empty() {
                     stream.event(&Piece::new(teller.said(&draft)))?;
                 }

@@ -17,6 +17,7 @@ use crate::http::openai::sampling::check_context;
 use crate::http::state::ServerState;
 use crate::pool::LoadedModel;
 use crate::request::{PinError, PrefixId};
+use crate::runtime::Feature;
 use crate::scheduler::{NewPrefix, PrefixError, PrefixInfo, SubmitOptions};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -148,10 +149,10 @@ impl Asked {
         let fields = Fields::new(&body);
         fields.refuse_unknown(FIELDS)?;
         let (model, loops) = call.model(&fields)?;
+        let tokenizer = tokenizer_of(&model, Feature::Prefixes, "model")?;
         let depth = Depth::parse(&fields, loops, &model.meta)?;
         let schedule = call.schedule(&fields)?;
         model.executor.preflight()?; // before anything is rendered or tokenized
-        let tokenizer = tokenizer_of(&model)?;
         // More messages will follow, so the opening of an answer is not part of the prefix.
         let (tokens, param) = prompt::read(&model, &tokenizer, &fields, "text", false)?;
         check_context(tokens.len(), 0, model.context_length, param)?;

@@ -14,6 +14,7 @@ use crate::http::openai::prompt::{chat_prompt, tokenizer_of};
 use crate::http::openai::sampling::token_ids;
 use crate::pool::LoadedModel;
 use crate::request::TokenId;
+use crate::runtime::Feature;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -87,7 +88,7 @@ fn read_tokenize(call: &Call<'_>) -> Result<Read, ApiError> {
     let fields = Fields::new(&body);
     fields.refuse_unknown(TOKENIZE_FIELDS)?;
     let (model, _) = call.model(&fields)?;
-    let tokenizer = tokenizer_of(&model)?;
+    let tokenizer = tokenizer_of(&model, Feature::Tokenize, "model")?;
     let with_pieces = fields.flag("with_pieces", false)?;
     let options = EncodeOptions {
         add_special: fields.flag("add_special", true)?,
@@ -132,7 +133,7 @@ fn read_detokenize(call: &Call<'_>) -> Result<(Arc<LoadedModel>, Vec<u8>), ApiEr
     let fields = Fields::new(&body);
     fields.refuse_unknown(DETOKENIZE_FIELDS)?;
     let (model, _) = call.model(&fields)?;
-    let tokenizer = tokenizer_of(&model)?;
+    let tokenizer = tokenizer_of(&model, Feature::Tokenize, "model")?;
     let skip_special = fields.flag("skip_special", false)?;
     let Some(items) = fields.array("tokens")? else {
         let text = "'tokens' is missing; it is an array of token ids";

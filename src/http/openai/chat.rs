@@ -29,7 +29,7 @@ pub struct ChatRequest {
 
 impl ChatRequest {
     /// Reads and checks a request.
-    pub fn parse(body: &Map<String, Value>, vocab_size: usize) -> Result<Self, ApiError> {
+    pub fn parse(body: &Map<String, Value>, vocab_size: Option<usize>) -> Result<Self, ApiError> {
         let fields = Fields::new(body);
         Ok(Self {
             common: CommonOptions::parse(&fields, vocab_size)?,
@@ -299,7 +299,10 @@ mod tests {
     use serde_json::json;
 
     fn parse(value: Value) -> Result<ChatRequest, ApiError> {
-        ChatRequest::parse(value.as_object().expect("the test gives an object"), 100)
+        ChatRequest::parse(
+            value.as_object().expect("the test gives an object"),
+            Some(100),
+        )
     }
 
     fn user(text: &str) -> Value {

@@ -6,8 +6,8 @@
 
 use super::chat::{ChatChoice, Said};
 use super::completions::CompletionChoice;
-use super::logprobs::{ChatLogprobs, TextOffset};
-use crate::request::{TokenId, TokenLogprob};
+use super::logprobs::{ChatLogprobs, CompletionLogprobs, TextOffset};
+use crate::request::{TextLogprob, TokenId, TokenLogprob};
 use crate::tokenizer::Tokenizer;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -32,6 +32,8 @@ type Entries = Vec<(TokenId, Option<TokenLogprob>)>;
 pub struct Piece {
     text: String,
     entries: Entries,
+    /// The same of text whose token ids are not known.
+    text_entries: Vec<TextLogprob>,
 }
 
 impl Piece {
@@ -39,6 +41,7 @@ impl Piece {
     pub fn join(&mut self, next: Self) {
         self.text.push_str(&next.text);
         self.entries.extend(next.entries);
+        self.text_entries.extend(next.text_entries);
     }
 }
 
@@ -79,14 +82,19 @@ impl Choice {
     }
 
     /// Text that is certain, with the log-probabilities of its tokens. None = nothing to show.
-    pub fn push(&mut self, text: String, logprobs: Vec<TokenLogprob>) -> Option<Piece> {
+    pub fn push(
+        &mut self,
+        text: String,
+        logprobs: Vec<TokenLogprob>,
+        text_logprobs: Vec<TextLogprob>,
+    ) -> Option<Piece> {
         self.n_logprobs += logprobs.len() as u32;
         self.logprob_sum += logprobs
             .iter()
             .map(|entry| f64::from(entry.logprob))
             .sum::<f64>();
         let entries = logprobs.into_iter().map(|entry| (entry.token, Some(entry)));
-        self.piece(text, entries.collect())
+        self.piece(text, entries.collect(), text_logprobs)
     }
 
     /// The echoed prompt. `logprobs` are those of its tokens 1.., empty when none were asked.
@@ -97,16 +105,26 @@ impl Choice {
         logprobs: Vec<TokenLogprob>,
     ) -> Option<Piece> {
         let entries = std::iter::once(None).chain(logprobs.into_iter().map(Some));
-        self.piece(text, prompt.iter().copied().zip(entries).collect())
+        let entries = prompt.iter().copied().zip(entries).collect();
+        self.piece(text, entries, Vec::new())
     }
 
-    fn piece(&self, text: String, entries: Entries) -> Option<Piece> {
-        let entries = if self.wants_logprobs {
-            entries
-        } else {
-            Vec::new()
+    fn piece(
+        &self,
+        text: String,
+        entries: Entries,
+        text_entries: Vec<TextLogprob>,
+    ) -> Option<Piece> {
+        let (entries, text_entries) = match self.wants_logprobs {
+            true => (entries, text_entries),
+            false => Default::default(),
         };
-        (!text.is_empty() || !entries.is_empty()).then_some(Piece { text, entries })
+        let is_empty = text.is_empty() && entries.is_empty() && text_entries.is_empty();
+        (!is_empty).then_some(Piece {
+            text,
+            entries,
+            text_entries,
+        })
     }
 
     /// Mean log-probability of the generated tokens, for `best_of`.
@@ -133,23 +151,27 @@ impl Choice {
 
     /// A piece in a stream.
     #[must_use]
-    pub fn piece_body<'a>(&mut self, tokenizer: &'a Tokenizer, piece: Piece) -> ChoiceBody<'a> {
+    pub fn piece_body<'a>(
+        &mut self,
+        tokenizer: Option<&'a Tokenizer>,
+        piece: Piece,
+    ) -> ChoiceBody<'a> {
         match self.family {
             Family::Chat => ChoiceBody::Chat(ChatChoice {
                 index: self.index,
+                logprobs: self.chat_logprobs(tokenizer, &piece),
                 said: Said::Delta {
                     role: None,
                     content: Some(piece.text),
                 },
-                logprobs: self.chat_logprobs(tokenizer, &piece.entries),
                 finish_reason: None,
             }),
             Family::Completion => ChoiceBody::Completion(CompletionChoice {
                 index: self.index,
-                text: Cow::Owned(piece.text),
                 logprobs: self
                     .wants_logprobs
-                    .then(|| self.offset.logprobs(tokenizer, &piece.entries)),
+                    .then(|| text_logprobs(&mut self.offset, tokenizer, &piece)),
+                text: Cow::Owned(piece.text),
                 finish_reason: None,
             }),
         }
@@ -182,7 +204,7 @@ impl Choice {
     pub fn whole<'a>(
         &self,
         index: u32,
-        tokenizer: &'a Tokenizer,
+        tokenizer: Option<&'a Tokenizer>,
         joined: &'a Piece,
         finish: &'static str,
     ) -> ChoiceBody<'a> {
@@ -194,7 +216,7 @@ impl Choice {
                     content: &joined.text,
                     refusal: (),
                 },
-                logprobs: self.chat_logprobs(tokenizer, &joined.entries),
+                logprobs: self.chat_logprobs(tokenizer, joined),
                 finish_reason: Some(finish),
             }),
             Family::Completion => {
@@ -205,7 +227,7 @@ impl Choice {
                     text: Cow::Borrowed(&joined.text),
                     logprobs: self
                         .wants_logprobs
-                        .then(|| offset.logprobs(tokenizer, &joined.entries)),
+                        .then(|| text_logprobs(&mut offset, tokenizer, joined)),
                     finish_reason: Some(finish),
                 })
             }
@@ -214,12 +236,28 @@ impl Choice {
 
     fn chat_logprobs<'a>(
         &self,
-        tokenizer: &'a Tokenizer,
-        entries: &Entries,
+        tokenizer: Option<&'a Tokenizer>,
+        piece: &Piece,
     ) -> Option<ChatLogprobs<'a>> {
-        let known = entries.iter().filter_map(|(_, logprob)| logprob.as_ref());
-        self.wants_logprobs
-            .then(|| ChatLogprobs::new(tokenizer, known))
+        let known = piece
+            .entries
+            .iter()
+            .filter_map(|(_, logprob)| logprob.as_ref());
+        self.wants_logprobs.then(|| match tokenizer {
+            Some(tokenizer) => ChatLogprobs::new(tokenizer, known),
+            None => ChatLogprobs::of_texts(&piece.text_entries),
+        })
+    }
+}
+
+fn text_logprobs<'a>(
+    offset: &mut TextOffset,
+    tokenizer: Option<&'a Tokenizer>,
+    piece: &Piece,
+) -> CompletionLogprobs<'a> {
+    match tokenizer {
+        Some(tokenizer) => offset.logprobs(tokenizer, &piece.entries),
+        None => offset.logprobs_of_texts(&piece.text_entries),
     }
 }
 
@@ -239,8 +277,10 @@ mod tests {
     fn pieces_carry_logprobs_only_when_asked() {
         let entries = || [1, 2].into_iter().filter_map(logprob).collect::<Vec<_>>();
         let mut asked = Choice::new(0, Family::Chat, true, true);
-        assert_eq!(asked.push(String::new(), Vec::new()), None);
-        let piece = asked.push("é".into(), entries()).expect("there is text");
+        assert_eq!(asked.push(String::new(), Vec::new(), Vec::new()), None);
+        let piece = asked
+            .push("é".into(), entries(), Vec::new())
+            .expect("there is text");
         assert_eq!(
             piece
                 .entries
@@ -250,15 +290,15 @@ mod tests {
             [1, 2]
         );
         assert!(
-            asked.push(String::new(), entries()).is_some(),
+            asked.push(String::new(), entries(), Vec::new()).is_some(),
             "tokens of a stop string"
         );
         assert_eq!(asked.mean_logprob(), -1.0);
         let mut compared = Choice::new(0, Family::Completion, false, true);
-        assert_eq!(compared.push(String::new(), entries()), None);
+        assert_eq!(compared.push(String::new(), entries(), Vec::new()), None);
         assert!(
             compared
-                .push("a".into(), entries())
+                .push("a".into(), entries(), Vec::new())
                 .expect("text")
                 .entries
                 .is_empty()

@@ -47,9 +47,10 @@ pub struct CompletionRequest {
 
 impl CompletionRequest {
     /// Reads and checks a request.
-    pub fn parse(body: &Map<String, Value>, vocab_size: usize) -> Result<Self, ApiError> {
+    pub fn parse(body: &Map<String, Value>, vocab_size: Option<usize>) -> Result<Self, ApiError> {
         let fields = Fields::new(body);
         let common = CommonOptions::parse(&fields, vocab_size)?;
+        let vocab_size = vocab_size.unwrap_or(TokenId::MAX as usize);
         if fields
             .string("suffix")?
             .is_some_and(|suffix| !suffix.is_empty())
@@ -178,7 +179,10 @@ mod tests {
     use serde_json::json;
 
     fn parse(value: Value) -> Result<CompletionRequest, ApiError> {
-        CompletionRequest::parse(value.as_object().expect("the test gives an object"), 100)
+        CompletionRequest::parse(
+            value.as_object().expect("the test gives an object"),
+            Some(100),
+        )
     }
 
     #[test]

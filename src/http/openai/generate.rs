@@ -12,9 +12,10 @@ use super::choice::Family;
 use super::completions::{CompletionRequest, Prompt};
 use super::depth::Depth;
 use super::fields::{Fields, parse_object};
+use super::forward;
 use super::growing::{ChoicePlan, GrowingAnswer};
 use super::jobs::{Jobs, Wait};
-use super::prompt::{chat_prompt, non_empty, text_prompt, tokenizer_of};
+use super::prompt::{chat_prompt, non_empty, text_prompt};
 use super::sampling::{CommonOptions, check_context};
 use super::schedule::Schedule;
 use crate::http::access_log::AccessRecord;
@@ -50,18 +51,18 @@ pub struct Call<'a> {
 }
 
 /// What a request has become: an answer to grow and the jobs that feed it.
-struct Work {
-    model: Arc<LoadedModel>,
-    answer: GrowingAnswer,
+pub(super) struct Work {
+    pub(super) model: Arc<LoadedModel>,
+    pub(super) answer: GrowingAnswer,
     /// At least one; the first has the answer's id.
-    jobs: Vec<GenerationRequest>,
+    pub(super) jobs: Vec<GenerationRequest>,
     /// Identity of the answer, in headers and for the cancel route.
-    id: RequestId,
+    pub(super) id: RequestId,
     /// Tokens of all prompts, each counted once.
-    prompt_tokens: u64,
-    options: SubmitOptions,
+    pub(super) prompt_tokens: u64,
+    pub(super) options: SubmitOptions,
     /// Choices returned per prompt.
-    n_per_prompt: usize,
+    pub(super) n_per_prompt: usize,
 }
 
 /// `POST /v1/chat/completions`
@@ -132,8 +133,10 @@ impl Call<'_> {
 fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
     let body = parse_object(call.request.body())?;
     let (model, loops) = call.model(&Fields::new(&body))?;
-    let tokenizer = tokenizer_of(&model)?;
-    let mut request = ChatRequest::parse(&body, tokenizer.vocab_size())?;
+    let Some(tokenizer) = model.tokenizer.clone() else {
+        return forward::chat(call, &body, model, loops);
+    };
+    let mut request = ChatRequest::parse(&body, Some(tokenizer.vocab_size()))?;
     call.isolate(&model, &mut request.common);
     request.common.depth = Depth::parse(&Fields::new(&body), loops, &model.meta)?;
     let options = call.options(&Fields::new(&body), &request.common)?;
@@ -163,7 +166,7 @@ fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
         answer: GrowingAnswer::new(
             meta,
             Family::Chat,
-            Arc::clone(&tokenizer),
+            Some(tokenizer),
             vec![plan; common.n as usize],
             request.logprobs.is_some(),
             common.skip_special,
@@ -191,7 +194,10 @@ pub fn preflight(model: &LoadedModel, max_tokens: Option<u32>) -> Result<(), Api
 }
 
 /// The answer and its first job share an id, so that the log and cancel routes find it.
-fn with_first_id(mut jobs: Vec<GenerationRequest>, id: RequestId) -> Vec<GenerationRequest> {
+pub(super) fn with_first_id(
+    mut jobs: Vec<GenerationRequest>,
+    id: RequestId,
+) -> Vec<GenerationRequest> {
     if let Some(first) = jobs.first_mut() {
         first.id = id;
     }
@@ -201,8 +207,10 @@ fn with_first_id(mut jobs: Vec<GenerationRequest>, id: RequestId) -> Vec<Generat
 fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
     let body = parse_object(call.request.body())?;
     let (model, loops) = call.model(&Fields::new(&body))?;
-    let tokenizer = tokenizer_of(&model)?;
-    let mut request = CompletionRequest::parse(&body, tokenizer.vocab_size())?;
+    let Some(tokenizer) = model.tokenizer.clone() else {
+        return forward::completions(call, &body, model, loops);
+    };
+    let mut request = CompletionRequest::parse(&body, Some(tokenizer.vocab_size()))?;
     call.isolate(&model, &mut request.common);
     request.common.depth = Depth::parse(&Fields::new(&body), loops, &model.meta)?;
     let options = call.options(&Fields::new(&body), &request.common)?;
@@ -240,7 +248,7 @@ fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
         answer: GrowingAnswer::new(
             meta,
             Family::Completion,
-            Arc::clone(&tokenizer),
+            Some(tokenizer),
             plans,
             request.logprobs.is_some(),
             common.skip_special,

@@ -7,7 +7,7 @@
 use super::answer::{AnswerMeta, Chunk, UsageChunk, UsageSum, Whole, finish_text};
 use super::choice::{Choice, Family, Piece};
 use super::completions::likeliest;
-use crate::request::{FinishReason, TokenId, TokenLogprob, Usage};
+use crate::request::{FinishReason, TextLogprob, TokenId, TokenLogprob, Usage};
 use crate::tokenizer::Tokenizer;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub enum Update {
         text: String,
         /// When asked.
         logprobs: Vec<TokenLogprob>,
+        /// The same from a server that tells no token ids.
+        text_logprobs: Vec<TextLogprob>,
     },
     /// The job ended well.
     Finished {
@@ -63,7 +65,8 @@ struct Job {
 /// All choices of one answer.
 pub struct GrowingAnswer {
     meta: AnswerMeta,
-    tokenizer: Arc<Tokenizer>,
+    /// None where another server makes the text.
+    tokenizer: Option<Arc<Tokenizer>>,
     jobs: Vec<Job>,
     usage: UsageSum,
     prompt_counted: Vec<bool>,
@@ -75,7 +78,7 @@ impl GrowingAnswer {
     pub fn new(
         meta: AnswerMeta,
         family: Family,
-        tokenizer: Arc<Tokenizer>,
+        tokenizer: Option<Arc<Tokenizer>>,
         plans: Vec<ChoicePlan>,
         wants_logprobs: bool,
         skip_special: bool,
@@ -129,7 +132,14 @@ impl GrowingAnswer {
             job.choice.echo(text, &tokens, logprobs).map(Step::Piece)
         });
         let news = match update {
-            Update::Text { text, logprobs } => job.choice.push(text, logprobs).map(Step::Piece),
+            Update::Text {
+                text,
+                logprobs,
+                text_logprobs,
+            } => {
+                let piece = job.choice.push(text, logprobs, text_logprobs);
+                piece.map(Step::Piece)
+            }
             Update::Finished { reason, usage } => {
                 job.finish = Some(reason);
                 let counted = &mut self.prompt_counted[job.plan.prompt_idx];
@@ -145,8 +155,8 @@ impl GrowingAnswer {
     pub fn chunks(&mut self, job_idx: usize, update: Update) -> impl Iterator<Item = Chunk<'_>> {
         let steps = self.steps(job_idx, update);
         let choice = &mut self.jobs[job_idx].choice;
-        let (meta, tokenizer) = (&self.meta, &self.tokenizer);
-        let render = |step| match step {
+        let (meta, tokenizer) = (&self.meta, self.tokenizer.as_deref());
+        let render = move |step| match step {
             Step::Open => choice.opening(),
             Step::Piece(piece) => Some(choice.piece_body(tokenizer, piece)),
             Step::Finish(reason) => Some(choice.ending(finish_text(reason))),
@@ -186,7 +196,7 @@ impl GrowingAnswer {
         let choices = chosen.enumerate().map(|(index, job)| {
             let finish = finish_text(job.finish.unwrap_or(FinishReason::Length));
             let choice = &job.choice;
-            choice.whole(index as u32, &self.tokenizer, &job.kept, finish)
+            choice.whole(index as u32, self.tokenizer.as_deref(), &job.kept, finish)
         });
         self.meta.whole(choices.collect(), &self.usage)
     }

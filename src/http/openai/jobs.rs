@@ -31,6 +31,8 @@ pub struct Jobs {
     running: Vec<usize>,
     queue_time: Option<Duration>,
     n_tokens: u64,
+    /// Another server makes the tokens: each piece of text counts as one.
+    is_forwarded: bool,
 }
 
 impl Jobs {
@@ -41,8 +43,8 @@ impl Jobs {
         jobs: Vec<GenerationRequest>,
         options: SubmitOptions,
     ) -> Result<Self, ApiError> {
-        let longest = jobs.iter().map(|job| job.prompt.len()).max();
-        let most = model.executor.burst_max(longest.unwrap_or(0));
+        let longest = jobs.iter().map(GenerationRequest::prompt_tokens).max();
+        let most = model.executor.burst_max(longest.unwrap_or(0) as usize);
         if jobs.len() > most {
             let text = format!(
                 "{} choices (prompts times n) in one request, at most {most} are served",
@@ -53,8 +55,10 @@ impl Jobs {
                 ..ApiError::invalid("n", text)
             });
         }
+        let is_forwarded = jobs.iter().any(|job| job.upstream.is_some());
         let streams = model.executor.submit_many(jobs, options)?;
         Ok(Self {
+            is_forwarded,
             running: (0..streams.len()).collect(),
             streams,
             queue_time: None,
@@ -131,9 +135,13 @@ impl Jobs {
             StreamEvent::Failed(RequestError::Cancelled) => Wait::Cancelled,
             StreamEvent::Failed(error) => Wait::Failed(error.into()),
             StreamEvent::Chunk(chunk) => {
-                self.n_tokens += u64::from(chunk.token_id.is_some());
-                let (text, logprobs) = (chunk.text, chunk.logprobs);
-                Wait::Update(job_idx, Update::Text { text, logprobs })
+                self.n_tokens += u64::from(chunk.token_id.is_some() || self.is_forwarded);
+                let update = Update::Text {
+                    text: chunk.text,
+                    logprobs: chunk.logprobs,
+                    text_logprobs: chunk.text_logprobs,
+                };
+                Wait::Update(job_idx, update)
             }
             StreamEvent::Finished(outcome) => {
                 self.running.retain(|running| *running != job_idx);

@@ -4,7 +4,7 @@
 //! Offsets count characters of the answer's text; control tokens that the text leaves out do not
 //! advance them.
 
-use crate::request::{TokenId, TokenLogprob};
+use crate::request::{TextLogprob, TextToken, TokenId, TokenLogprob};
 use crate::tokenizer::Tokenizer;
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
@@ -46,7 +46,33 @@ struct ChatEntry<'a> {
 struct ChatToken<'a> {
     token: Cow<'a, str>,
     logprob: f64,
-    bytes: &'a [u8],
+    bytes: Cow<'a, [u8]>,
+}
+
+impl From<&TextToken> for ChatToken<'static> {
+    fn from(token: &TextToken) -> Self {
+        let bytes = token.bytes.as_deref().unwrap_or(token.text.as_bytes());
+        Self {
+            token: Cow::Owned(token.text.clone()),
+            logprob: finite(token.logprob),
+            bytes: Cow::Owned(bytes.to_vec()),
+        }
+    }
+}
+
+impl ChatLogprobs<'static> {
+    /// Of tokens whose ids are not known.
+    #[must_use]
+    pub fn of_texts(entries: &[TextLogprob]) -> Self {
+        let entry = |entry: &TextLogprob| ChatEntry {
+            chosen: (&entry.chosen).into(),
+            top_logprobs: entry.top.iter().map(ChatToken::from).collect(),
+        };
+        Self {
+            content: entries.iter().map(entry).collect(),
+            refusal: (),
+        }
+    }
 }
 
 impl<'a> ChatLogprobs<'a> {
@@ -59,7 +85,7 @@ impl<'a> ChatLogprobs<'a> {
         let token = |token: TokenId, logprob: f32| ChatToken {
             token: token_text(tokenizer, token),
             logprob: finite(logprob),
-            bytes: tokenizer.token_bytes(token),
+            bytes: Cow::Borrowed(tokenizer.token_bytes(token)),
         };
         let entry = |entry: &TokenLogprob| ChatEntry {
             chosen: token(entry.token, entry.logprob),
@@ -121,6 +147,21 @@ impl TextOffset {
         object
     }
 
+    /// The same for tokens whose ids are not known.
+    #[must_use]
+    pub fn logprobs_of_texts(&mut self, entries: &[TextLogprob]) -> CompletionLogprobs<'static> {
+        let mut object = CompletionLogprobs::default();
+        for entry in entries {
+            let chosen = &entry.chosen;
+            object.tokens.push(Cow::Owned(chosen.text.clone()));
+            object.token_logprobs.push(Some(finite(chosen.logprob)));
+            object.top_logprobs.push(Some(TopMap::of_texts(entry)));
+            object.text_offset.push(self.n_chars);
+            self.n_chars += chosen.text.chars().count();
+        }
+        object
+    }
+
     /// Characters that begin in this token.
     fn chars_of(&self, tokenizer: &Tokenizer, token: TokenId) -> usize {
         if self.skip_special && tokenizer.is_control(token) {
@@ -147,6 +188,18 @@ impl<'a> TopMap<'a> {
             let text = token_text(tokenizer, *token);
             if map.iter().all(|(known, _)| *known != text) {
                 map.push((text, finite(*value)));
+            }
+        }
+        Self(map)
+    }
+}
+
+impl TopMap<'static> {
+    fn of_texts(entry: &TextLogprob) -> Self {
+        let mut map: Vec<(Cow<'static, str>, f64)> = Vec::with_capacity(entry.top.len() + 1);
+        for token in entry.top.iter().chain([&entry.chosen]) {
+            if map.iter().all(|(known, _)| *known != token.text) {
+                map.push((Cow::Owned(token.text.clone()), finite(token.logprob)));
             }
         }
         Self(map)

@@ -1,7 +1,8 @@
 //! The OpenAI API family: chat completions, text completions, models.
 //!
 //! Runs on HTTP workers. `fields`, `sampling`, `depth`, `chat`, `completions`, `prompt`, `logprobs` and `answer`
-//! are pure functions between JSON and our words; `generate` runs the jobs and writes the answer.
+//! are pure functions between JSON and our words; `generate` runs the jobs and writes the answer;
+//! `forward` makes the jobs of models that another server runs.
 
 pub mod answer;
 pub mod chat;
@@ -9,6 +10,7 @@ pub mod choice;
 pub mod completions;
 pub mod depth;
 pub mod fields;
+pub mod forward;
 pub mod generate;
 pub mod growing;
 pub mod jobs;

@@ -7,6 +7,7 @@ use super::chat::{Conversation, cut_behind};
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::pool::LoadedModel;
 use crate::request::TokenId;
+use crate::runtime::Feature;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use std::sync::Arc;
 
@@ -17,13 +18,15 @@ pub const ENCODE: EncodeOptions = EncodeOptions {
     parse_special: true,
 };
 
-/// Every model of this server has a vocabulary so far; one that takes text only would not.
-pub fn tokenizer_of(model: &LoadedModel) -> Result<Arc<Tokenizer>, ApiError> {
-    let why = "this model takes text only";
-    model
-        .tokenizer
-        .clone()
-        .ok_or_else(|| ApiError::new(ErrorCode::NotImplemented, why))
+/// The vocabulary of a model; one that another server runs has none here, and lacks `feature`, for
+/// which it is wanted by `param`.
+pub fn tokenizer_of(
+    model: &LoadedModel,
+    feature: Feature,
+    param: &str,
+) -> Result<Arc<Tokenizer>, ApiError> {
+    let missing = || ApiError::missing(feature, param, &model.name);
+    model.tokenizer.clone().ok_or_else(missing)
 }
 
 /// Rendered and tokenized messages, cut where an answer shall continue the last one.

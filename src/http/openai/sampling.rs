@@ -44,9 +44,11 @@ pub struct CommonOptions {
 }
 
 impl CommonOptions {
-    /// Reads and checks the shared fields.
-    pub fn parse(fields: &Fields<'_>, vocab_size: usize) -> Result<Self, ApiError> {
-        refuse_unsupported(fields)?;
+    /// Reads and checks the shared fields. `vocab_size` None: another server runs the model, which
+    /// knows its tokens and may understand more than we do.
+    pub fn parse(fields: &Fields<'_>, vocab_size: Option<usize>) -> Result<Self, ApiError> {
+        refuse_unsupported(fields, vocab_size.is_none())?;
+        let vocab_size = vocab_size.unwrap_or(TokenId::MAX as usize);
         let n = fields
             .integer("n", 1..=i64::from(CHOICES_MAX))?
             .unwrap_or(1) as u32;
@@ -308,8 +310,20 @@ const REFUSALS: &[Refusal] = &[
     ),
 ];
 
-fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
+/// What another server is asked as it stands, where it runs the model.
+#[rustfmt::skip]
+const FORWARDED: &[&str] = &[
+    "response_format", "grammar", "json_schema", "structured_outputs", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar", "typical_p", "top_n_sigma",
+    "dry_multiplier", "xtc_probability", "dynatemp_range", "mirostat", "bad_words",
+    "allowed_token_ids",
+];
+
+fn refuse_unsupported(fields: &Fields<'_>, is_forwarded: bool) -> Result<(), ApiError> {
     for (name, harmless, why) in REFUSALS {
+        if is_forwarded && FORWARDED.contains(name) {
+            continue;
+        }
         if fields.get(name).is_some_and(|value| !harmless(value)) {
             return Err(ApiError::unsupported(*name, why));
         }
@@ -384,7 +398,7 @@ mod tests {
 
     fn parse(value: Value) -> Result<CommonOptions, ApiError> {
         let map = value.as_object().expect("the test gives an object").clone();
-        CommonOptions::parse(&Fields::new(&map), 100)
+        CommonOptions::parse(&Fields::new(&map), Some(100))
     }
 
     #[test]

@@ -167,9 +167,9 @@ fn ask(
             (Some(why), _) => return Err(why),
             (None, Some(_)) => {}
             (None, None) => {
-                let (client, has_sent) = (&server.client, progress.has_sent);
+                let client = &server.client;
                 let redact = |text: &str| client.redact(text);
-                return Err(verdict::verdict(&failure, has_sent, client.host(), redact));
+                return Err(verdict::verdict(&failure, client.host(), redact));
             }
         }
     }

@@ -91,21 +91,16 @@ pub fn counts(failure: &Failure) -> bool {
 
 /// How the call ends. `host` for people; `redact` takes the key out of a text.
 #[must_use]
-pub fn verdict(
-    failure: &Failure,
-    has_sent: bool,
-    host: &str,
-    redact: impl Fn(&str) -> String,
-) -> RequestError {
+pub fn verdict(failure: &Failure, host: &str, redact: impl Fn(&str) -> String) -> RequestError {
     let upstream = |fault, text: String| RequestError::Upstream { fault, text };
     let error = |text: String| upstream(UpstreamFault::Error, text);
     match failure {
-        // Another replica may be reached.
-        Failure::Unreachable(_) | Failure::Broken(_) if !has_sent => {
+        // Another replica may be reached; the scheduler tries that if nothing was passed on.
+        Failure::Unreachable(_) => {
             RequestError::ReplicaLost(format!("the upstream {host} was {failure}"))
         }
-        Failure::Unreachable(_) | Failure::Broken(_) => {
-            error(format!("the connection to the upstream {host} broke"))
+        Failure::Broken(_) => {
+            RequestError::ReplicaLost(format!("the connection to the upstream {host} broke"))
         }
         Failure::Silent => upstream(
             UpstreamFault::Timeout,
@@ -195,16 +190,13 @@ mod tests {
 
     #[test]
     fn clients_hear_what_happened_and_no_secret() {
-        let end = |failure: &Failure, has_sent| {
-            verdict(failure, has_sent, "host:1", |text| {
-                text.replace("sk-1", "[key]")
-            })
-        };
-        let words = end(&status(400, None), false);
+        let end =
+            |failure: &Failure| verdict(failure, "host:1", |text| text.replace("sk-1", "[key]"));
+        let words = end(&status(400, None));
         let expected = "the upstream refuses the request: the key [key] is not good";
         assert_eq!(words, RequestError::Invalid(expected.to_owned()));
         for code in [401, 403, 404, 500, 502, 418, 301] {
-            let RequestError::Upstream { fault, text } = end(&status(code, None), false) else {
+            let RequestError::Upstream { fault, text } = end(&status(code, None)) else {
                 panic!("{code}");
             };
             assert_eq!(fault, UpstreamFault::Error);
@@ -215,17 +207,14 @@ mod tests {
         }
         for failure in [Failure::Silent, status(408, None), status(504, None)] {
             let fault = UpstreamFault::Timeout;
-            assert!(
-                matches!(end(&failure, false), RequestError::Upstream { fault: f, .. } if f == fault)
-            );
+            assert!(matches!(end(&failure), RequestError::Upstream { fault: f, .. } if f == fault));
         }
         let full = RequestError::Overloaded {
             retry_after_ms: Some(3000),
         };
-        assert_eq!(end(&status(429, Some(3)), false), full);
+        assert_eq!(end(&status(429, Some(3))), full);
         let broken = Failure::Broken("reset".to_owned());
-        assert!(matches!(end(&broken, false), RequestError::ReplicaLost(_)));
-        assert!(matches!(end(&broken, true), RequestError::Upstream { .. }));
+        assert!(matches!(end(&broken), RequestError::ReplicaLost(_)));
         assert_eq!(shown(&"x".repeat(1000)).len(), MESSAGE_CHARS_MAX);
     }
 

@@ -1,0 +1,294 @@
+//! Requests for models that another server runs: they have no tokenizer here, so what the client wrote
+//! is forwarded instead of tokens.
+//!
+//! Pure but for reading the model. Fields are checked by the same code as for our own engine; those
+//! that say how to answer are then forwarded as they stand, by a list of names, so that nothing leaves
+//! that nobody thought of. What such a model lacks is refused by the name of the capability; a request
+//! that would leave this machine is refused unless it says that it may. What is not here: the call
+//! (`runtime/upstream`), the answer (`growing`).
+
+use super::answer::AnswerMeta;
+use super::chat::ChatRequest;
+use super::choice::Family;
+use super::completions::{CompletionRequest, Prompt};
+use super::fields::Fields;
+use super::generate::{Call, Work, preflight, with_first_id};
+use super::growing::{ChoicePlan, GrowingAnswer};
+use super::sampling::CommonOptions;
+use crate::http::errors::{ApiError, ErrorCode};
+use crate::pool::LoadedModel;
+use crate::request::{GenerationRequest, RequestId, UpstreamCall, UpstreamPrompt};
+use crate::runtime::Feature;
+use crate::scheduler::SubmitOptions;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// Body fields that are forwarded under their own names. Those that we set ourselves are not among
+/// them: prompt, limits, seed, stop, priority, streaming, model.
+#[rustfmt::skip]
+const FORWARDED: &[&str] = &[
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma",
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "repeat_last_n",
+    "logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids", "ignore_eos", "min_tokens",
+    "logprobs", "top_logprobs", "skip_special_tokens", "cache_prompt", "cache_salt",
+    "response_format", "grammar", "json_schema", "structured_outputs",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort",
+    "verbosity", "user", "safety_identifier", "prompt_cache_key",
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
+    "mirostat", "mirostat_tau", "mirostat_eta", "dynatemp_range", "dynatemp_exponent",
+];
+
+/// Says in a body that the request may leave this machine.
+pub const ALLOW_REMOTE: &str = "allow_remote";
+const ALLOW_REMOTE_HEADER: &str = "x-allow-remote";
+
+/// What is the same for all jobs of a request.
+pub struct Forwarding {
+    fields: Map<String, Value>,
+    priority: i32,
+    may_leave: bool,
+    seed: Option<u64>,
+}
+
+impl Forwarding {
+    /// Checks what the request asks of this model, and what it allows. `loops`: the depth that the
+    /// model name ends in.
+    ///
+    /// # Errors
+    /// A missing capability, or no consent.
+    pub fn new(
+        call: &Call<'_>,
+        body: &Map<String, Value>,
+        model: &LoadedModel,
+        loops: Option<u32>,
+        common: &CommonOptions,
+        options: &SubmitOptions,
+    ) -> Result<Self, ApiError> {
+        let fields = Fields::new(body);
+        let may_leave = consent(call, &fields, model)?;
+        refuse_missing(&fields, model, loops)?;
+        let is_there = |name: &&&str| fields.get(name).is_some();
+        let forwarded = FORWARDED.iter().filter(is_there);
+        let mut forwarded: Map<String, Value> = forwarded
+            .map(|name| ((*name).to_owned(), body[*name].clone()))
+            .collect();
+        // A stop string that shall stay in the text is matched here: not every server can do that.
+        if let Some(stop) = fields
+            .get("stop")
+            .filter(|_| !common.stop.include_stop_string)
+        {
+            forwarded.insert("stop".to_owned(), stop.clone());
+        }
+        Ok(Self {
+            fields: forwarded,
+            priority: options.priority,
+            may_leave,
+            seed: common.sampling.seed,
+        })
+    }
+
+    /// Forwards a field after all, or another value of it.
+    pub fn set(&mut self, name: &str, value: Value) {
+        self.fields.insert(name.to_owned(), value);
+    }
+
+    /// The request of choice `sample`. `max_tokens` None: up to the other server.
+    #[must_use]
+    pub fn job(
+        &self,
+        common: &CommonOptions,
+        prompt: UpstreamPrompt,
+        max_tokens: Option<u32>,
+        logprobs: Option<u32>,
+        sample: u32,
+    ) -> GenerationRequest {
+        let mut job = common.request(Vec::new(), max_tokens.unwrap_or(u32::MAX), sample);
+        let mut fields = self.fields.clone();
+        if let Some(seed) = self.seed {
+            // The first as it was given, the others by counting: all servers take 31 bits.
+            let seed = match sample {
+                0 => Value::from(seed.cast_signed()),
+                _ => Value::from(seed.wrapping_add(sample.into()) & 0x7fff_ffff),
+            };
+            fields.insert("seed".to_owned(), seed);
+        }
+        job.logprobs = logprobs;
+        job.upstream = Some(Arc::new(UpstreamCall {
+            prompt,
+            fields,
+            priority: self.priority,
+            may_leave: self.may_leave,
+        }));
+        job
+    }
+}
+
+/// Whether the request may leave this machine; an error where it would without saying so.
+fn consent(call: &Call<'_>, fields: &Fields<'_>, model: &LoadedModel) -> Result<bool, ApiError> {
+    let in_body = fields.flag(ALLOW_REMOTE, false)?;
+    let mut headers = call.request.all(ALLOW_REMOTE_HEADER);
+    let in_header = headers.any(|value| matches!(value.trim_ascii(), b"true" | b"1"));
+    let may_leave = in_body || in_header;
+    if may_leave || !model.executor.asks_consent() {
+        return Ok(may_leave);
+    }
+    let message = format!(
+        "the model '{}' runs on another machine; a request for it must allow that it leaves this \
+         one, with \"{ALLOW_REMOTE}\": true or the header {ALLOW_REMOTE_HEADER}: true",
+        model.name
+    );
+    Err(ApiError {
+        is_hopeless: true,
+        ..ApiError::param(ErrorCode::RemoteNotAllowed, ALLOW_REMOTE, message)
+    })
+}
+
+/// What other servers' models can't do, or what is not forwarded.
+fn refuse_missing(
+    fields: &Fields<'_>,
+    model: &LoadedModel,
+    loops: Option<u32>,
+) -> Result<(), ApiError> {
+    let features = model.executor.features();
+    let is_on = |name: &str| fields.get(name).is_some_and(|value| !is_off(value));
+    let asked = [
+        ("model", loops.is_some(), Feature::Loops),
+        ("loops", is_on("loops"), Feature::Loops),
+        ("min_loops", is_on("min_loops"), Feature::Loops),
+        ("adaptive", is_on("adaptive"), Feature::Loops),
+        ("cache_window", is_on("cache_window"), Feature::CacheWindow),
+        ("tools", is_on("tools"), Feature::Tools),
+        ("functions", is_on("functions"), Feature::Tools),
+        ("echo", is_on("echo"), Feature::Echo),
+        ("return_tokens", is_on("return_tokens"), Feature::TokenIds),
+        ("messages", has_images(fields), Feature::Vision),
+    ];
+    match asked
+        .into_iter()
+        .find(|(_, asked, feature)| *asked && !features.has(*feature))
+    {
+        Some((param, _, feature)) => Err(ApiError::missing(feature, param, &model.name)),
+        None => Ok(()),
+    }
+}
+
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(items) => items.is_empty(),
+        other => other.as_u64() == Some(0),
+    }
+}
+
+fn has_images(fields: &Fields<'_>) -> bool {
+    let messages = fields.get("messages").and_then(Value::as_array);
+    let contents = messages
+        .into_iter()
+        .flatten()
+        .filter_map(|m| m.get("content")?.as_array());
+    contents
+        .flatten()
+        .any(|part| part.get("type").and_then(Value::as_str) == Some("image_url"))
+}
+
+/// `POST /v1/chat/completions`
+pub(super) fn chat(
+    call: &Call<'_>,
+    body: &Map<String, Value>,
+    model: Arc<LoadedModel>,
+    loops: Option<u32>,
+) -> Result<Work, ApiError> {
+    refuse_missing(&Fields::new(body), &model, loops)?; // before they are found faulty
+    let request = ChatRequest::parse(body, None)?;
+    let common = &request.common;
+    let options = call.options(&Fields::new(body), common)?;
+    let mut forwarding = Forwarding::new(call, body, &model, loops, common, &options)?;
+    preflight(&model, None)?;
+    if let Some(max_tokens) = request.max_tokens {
+        // Under the name that the client uses for this server: some know only one of them.
+        let is_new = body
+            .get("max_completion_tokens")
+            .is_some_and(|value| !value.is_null());
+        let name = if is_new {
+            "max_completion_tokens"
+        } else {
+            "max_tokens"
+        };
+        forwarding.set(name, Value::from(max_tokens));
+    }
+    let id = RequestId::generate();
+    let meta = AnswerMeta::chat(id, &model, common.depth, common.include_usage);
+    let messages = UpstreamPrompt::Messages(request.conversation.template.messages.clone());
+    let job = |sample| {
+        let (max_tokens, logprobs) = (request.max_tokens, request.logprobs);
+        forwarding.job(common, messages.clone(), max_tokens, logprobs, sample)
+    };
+    let jobs: Vec<_> = (0..common.n).map(job).collect();
+    let plan = ChoicePlan {
+        prompt_idx: 0,
+        echo: None,
+    };
+    let plans = vec![plan; common.n as usize];
+    let wants_logprobs = request.logprobs.is_some();
+    Ok(Work {
+        prompt_tokens: jobs.first().map_or(0, |job| job.prompt_tokens().into()),
+        jobs: with_first_id(jobs, id),
+        answer: GrowingAnswer::new(meta, Family::Chat, None, plans, wants_logprobs, true),
+        id,
+        options,
+        n_per_prompt: common.n as usize,
+        model,
+    })
+}
+
+/// `POST /v1/completions`
+pub(super) fn completions(
+    call: &Call<'_>,
+    body: &Map<String, Value>,
+    model: Arc<LoadedModel>,
+    loops: Option<u32>,
+) -> Result<Work, ApiError> {
+    refuse_missing(&Fields::new(body), &model, loops)?; // before they are found faulty
+    let request = CompletionRequest::parse(body, None)?;
+    let common = &request.common;
+    if request.best_of > common.n {
+        return Err(ApiError::missing(Feature::BestOf, "best_of", &model.name));
+    }
+    let options = call.options(&Fields::new(body), common)?;
+    let mut forwarding = Forwarding::new(call, body, &model, loops, common, &options)?;
+    preflight(&model, None)?;
+    let max_tokens = Some(request.max_tokens).filter(|most| *most != u32::MAX);
+    if let Some(max_tokens) = max_tokens {
+        forwarding.set("max_tokens", Value::from(max_tokens));
+    }
+    if let Some(n_top) = request.logprobs {
+        forwarding.set("logprobs", Value::from(n_top)); // also where `true` was sent
+    }
+    let id = RequestId::generate();
+    let meta = AnswerMeta::completion(id, &model, common.depth, common.include_usage);
+    let (mut jobs, mut plans, mut prompt_tokens) = (Vec::new(), Vec::new(), 0);
+    for (prompt_idx, prompt) in request.prompts.iter().enumerate() {
+        let Prompt::Text(text) = prompt else {
+            return Err(ApiError::missing(Feature::TokenIds, "prompt", &model.name));
+        };
+        for sample in 0..common.n {
+            let prompt = UpstreamPrompt::Text(text.clone());
+            jobs.push(forwarding.job(common, prompt, max_tokens, request.logprobs, sample));
+            let echo = None;
+            plans.push(ChoicePlan { prompt_idx, echo });
+        }
+        prompt_tokens += jobs.last().map_or(0, |job| job.prompt_tokens().into());
+    }
+    let wants_logprobs = request.logprobs.is_some();
+    Ok(Work {
+        prompt_tokens,
+        jobs: with_first_id(jobs, id),
+        answer: GrowingAnswer::new(meta, Family::Completion, None, plans, wants_logprobs, true),
+        id,
+        options,
+        n_per_prompt: common.n as usize,
+        model,
+    })
+}

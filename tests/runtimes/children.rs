@@ -1,0 +1,162 @@
+//! Child processes: how they start, what they are asked, how they end.
+
+use crate::client::Client;
+use crate::support::{chat, llama, submit, vllm, wait_for};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tinyloop::request::{GenerationRequest, RequestError, UpstreamCall};
+use tinyloop::runtime::upstream::UpstreamRuntime;
+use tinyloop::runtime::{Runtime, llama_server, vllm_serve};
+
+/// Where a child of ours listens.
+fn address(runtime: &UpstreamRuntime) -> SocketAddr {
+    let pid = runtime.child_pid().expect("it runs");
+    let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).expect("it is there");
+    let mut words = line.split('\0').skip_while(|word| *word != "--port");
+    let port = words.nth(1).and_then(|port| port.parse().ok());
+    SocketAddr::from(([127, 0, 0, 1], port.expect("it was told a port")))
+}
+
+/// What the stand-in has seen.
+fn seen(runtime: &UpstreamRuntime) -> Value {
+    Client::connect(address(runtime)).get("/stand-in").json()
+}
+
+fn is_there(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|text| !text.contains(") Z "))
+}
+
+fn with_priority(request: GenerationRequest, priority: i32) -> GenerationRequest {
+    let call = request.upstream.as_deref().expect("it is forwarded");
+    let call = UpstreamCall {
+        priority,
+        ..call.clone()
+    };
+    GenerationRequest {
+        upstream: Some(Arc::new(call)),
+        ..request
+    }
+}
+
+#[test]
+fn vllm_tells_its_context_and_is_told_negated_priorities() {
+    let config = vllm(
+        "max_num_seqs = 5\nmax_model_len = 777\n[process]\nextra_args = [\"--start-delay\", \"0.3\"]\n",
+    );
+    let runtime = vllm_serve::start("public", &config, 0).expect("starts");
+    let capability = runtime.capability();
+    assert_eq!(
+        (capability.max_inflight, capability.context_length),
+        (5, 777)
+    );
+    assert!(runtime.tokenizer().is_none() && !runtime.asks_consent());
+    let job = with_priority(chat("cached 2", json!({"temperature": 0.5})), 7);
+    let (_, usage) = submit(&runtime, job).finish().end.expect("ends well");
+    assert_eq!((usage.cached_tokens, usage.completion_tokens), (2, 5));
+    let body = &seen(&runtime)["bodies"][0];
+    assert_eq!(
+        (&body["priority"], &body["model"]),
+        (&json!(-7), &json!("public"))
+    );
+    assert_eq!(body["temperature"], 0.5);
+    let pid = runtime.child_pid().expect("it runs");
+    runtime.shutdown();
+    assert!(!is_there(pid));
+    assert_eq!(runtime.child_pid(), None);
+}
+
+#[test]
+fn llama_server_tells_its_slots_and_its_cached_tokens() {
+    let config = llama("slots = 2\n[process]\nextra_args = [\"--start-delay\", \"0.3\"]\n");
+    let runtime = llama_server::start("m", &config, 0).expect("starts");
+    let capability = runtime.capability();
+    assert_eq!(
+        (capability.max_inflight, capability.context_length),
+        (2, 2048)
+    );
+    let job = with_priority(chat("cached 3", json!({})), 7);
+    let (_, usage) = submit(&runtime, job).finish().end.expect("ends well");
+    assert_eq!(usage.cached_tokens, 3);
+    assert_eq!(seen(&runtime)["bodies"][0]["priority"], Value::Null);
+}
+
+#[test]
+fn a_cancelled_job_is_aborted_there() {
+    let runtime = vllm_serve::start("m", &vllm(""), 0).expect("starts");
+    for prompt in ["tokens endless pause 0.01", "silent"] {
+        let job = submit(&runtime, chat(prompt, json!({})));
+        wait_for("it to run there", || seen(&runtime)["running"] == 1);
+        runtime.cancel(job.id);
+        assert_eq!(job.finish().end, Err(RequestError::Cancelled));
+        wait_for("the abort", || seen(&runtime)["running"] == 0);
+    }
+    assert_eq!(seen(&runtime)["aborted"], 2);
+}
+
+#[test]
+fn a_crash_loses_the_replica_for_good() {
+    let runtime = vllm_serve::start("m", &vllm(""), 0).expect("starts");
+    let neighbour = submit(&runtime, chat("tokens endless pause 0.01", json!({})));
+    neighbour.first_piece();
+    let ended = submit(&runtime, chat("crash", json!({}))).finish();
+    assert_eq!(ended.text, "w0 w1 ");
+    assert!(
+        matches!(ended.end, Err(RequestError::ReplicaLost(_))),
+        "{ended:?}"
+    );
+    assert!(matches!(
+        neighbour.finish().end,
+        Err(RequestError::ReplicaLost(_))
+    ));
+    wait_for("the death", || !runtime.status().alive);
+    let late = submit(&runtime, chat("hello", json!({}))).finish();
+    let Err(RequestError::ReplicaLost(why)) = late.end else {
+        panic!("{late:?}");
+    };
+    assert!(!why.is_empty());
+}
+
+#[test]
+fn faults_of_one_request_leave_the_others_alone() {
+    let runtime = vllm_serve::start("m", &vllm("limits = { failures_max = 2 }\n"), 0);
+    let runtime = runtime.expect("starts");
+    let neighbour = submit(&runtime, chat("tokens endless pause 0.01", json!({})));
+    for (prompt, text) in [
+        ("error", "w0 w1 "),
+        ("early tokens 2", "w0 w1 "),
+        ("broken", "w0 w1 "),
+        ("status 400", ""),
+        ("status 500", ""),
+        ("status 503", ""),
+    ] {
+        neighbour.first_piece(); // signs of life, between failures
+        let ended = submit(&runtime, chat(prompt, json!({}))).finish();
+        assert!(ended.end.is_err(), "{prompt}");
+        assert_eq!(ended.text, text, "{prompt}");
+    }
+    assert!(runtime.status().alive);
+    runtime.cancel(neighbour.id);
+}
+
+#[test]
+fn failed_starts_say_why_and_leave_nothing() {
+    let crash = vllm("[process]\nextra_args = [\"--crash-at-start\"]\n");
+    let why = vllm_serve::start("m", &crash, 0).err().expect("it crashes");
+    assert!(
+        why.contains("exit status: 7") && why.contains("out of memory"),
+        "{why}"
+    );
+    let slow = "[process]\nstart_timeout_s = 0.2\nextra_args = [\"--start-delay\", \"1000\"]\n";
+    let why = vllm_serve::start("m", &vllm(slow), 0)
+        .err()
+        .expect("too slow");
+    assert!(why.contains("not ready after 0.2 s"), "{why}");
+    let mut missing = llama("");
+    missing.binary = "/no/such/llama-server".into();
+    let why = llama_server::start("m", &missing, 0)
+        .err()
+        .expect("there is none");
+    assert!(why.contains("/no/such/llama-server"), "{why}");
+}

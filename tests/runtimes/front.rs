@@ -1,0 +1,1 @@
+//! The whole way: clients of a `tinyloop serve` whose models other programs run.
