@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-avx512 bench load exit-table roofline bench-depth load-depth demo-pool clean
+.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench load exit-table roofline bench-depth load-depth demo-pool clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -30,7 +30,7 @@ check: ## format, lints and docs, warnings as errors
 	cargo clippy --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --quiet
 
-test: check model test-debug test-release test-client ## everything that must pass before a commit lands
+test: check model test-debug test-release test-client test-llama-server ## everything that must pass before a commit lands
 
 test-debug: model ## all tests with assertions and overflow checks on
 	cargo test --quiet
@@ -40,6 +40,9 @@ test-release: model ## the heavy tests, optimized: the real model, a million ope
 
 test-client: build model ## the official openai Python client against a running server
 	tests/scripts/openai_client.sh $(BIN) $(DEMO)
+
+test-llama-server: model ## the runtimes' suite against a real llama-server (LLAMA_SERVER=/path for yours)
+	tests/scripts/llama_server.sh
 
 test-avx512: ## the AVX-512 kernels on an emulated processor (Bochs, Debian's packages)
 	tests/scripts/avx512_emulated.sh

