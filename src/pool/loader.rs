@@ -20,7 +20,7 @@ use crate::format::ModelFile;
 use crate::model;
 use crate::runtime::fake::{self, FakeRuntime, Pace};
 use crate::runtime::native::{BackendKind, NativeRuntime, Place};
-use crate::runtime::{ReplicaFactory, Runtime};
+use crate::runtime::{ReplicaFactory, Runtime, foreign};
 use crate::scheduler::{Executor, ExecutorContext, Metrics};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use parking_lot::Mutex;
@@ -85,11 +85,12 @@ impl SourceLoader {
                 native(path, config, (self.kind, share), progress)
             }
             ModelSource::Fake(fake) => Ok(stand_in(fake)),
-            ModelSource::OpenaiRemote(_)
+            source @ (ModelSource::OpenaiRemote(_)
             | ModelSource::LlamaServer(_)
-            | ModelSource::VllmServe(_) => {
-                let backend = config.source.backend();
-                Err(format!("the backend `{backend}` is not built yet"))
+            | ModelSource::VllmServe(_)) => {
+                let factory = foreign::factory(&config.name, source);
+                let factory = factory.ok_or("no other program runs this model")?;
+                Ok(elsewhere(source, factory))
             }
         }
     }
@@ -166,6 +167,36 @@ fn replicas(
     match progress.is_cancelled() {
         true => Err("the load was cancelled".to_owned()),
         false => Ok(made),
+    }
+}
+
+/// A model that another program runs: text goes there and comes back, so nothing of it is known here.
+fn elsewhere(source: &ModelSource, factory: ReplicaFactory) -> Recipe {
+    let backend = source.backend();
+    let (file, title, memory) = match source {
+        ModelSource::LlamaServer(child) => {
+            let memory = estimate::of_artifact(&child.file).memory;
+            (child.file.display().to_string(), String::new(), memory)
+        }
+        ModelSource::OpenaiRemote(remote) => {
+            (String::new(), remote.model.clone(), Default::default())
+        }
+        ModelSource::VllmServe(child) => (String::new(), child.model.clone(), Default::default()),
+        ModelSource::File(_) | ModelSource::Fake(_) => Default::default(),
+    };
+    Recipe {
+        first: None,
+        factory,
+        tokenizer: None,
+        chat_template: Err("the program that runs the model has it".to_owned()),
+        meta: ModelMeta {
+            title,
+            file,
+            fingerprint: format!("fp_{backend}"),
+            backend: backend.to_owned(),
+            memory,
+            ..ModelMeta::default()
+        },
     }
 }
 

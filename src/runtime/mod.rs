@@ -9,6 +9,7 @@
 pub mod child;
 pub mod fake;
 pub mod features;
+pub mod foreign;
 pub mod llama_server;
 pub mod native;
 pub mod openai_remote;

@@ -102,7 +102,10 @@ fn consent(front: &Front) {
     assert_eq!(refused.status, 403);
     assert_eq!(error["code"], "remote_not_allowed");
     assert_eq!(error["param"], "allow_remote");
-    assert_eq!(content(&front.chat("far", json!({"allow_remote": true}))), "hello");
+    assert_eq!(
+        content(&front.chat("far", json!({"allow_remote": true}))),
+        "hello"
+    );
     let body = json!({"model": "far", "prompt": "hello", "max_tokens": 2});
     let mut client = Client::connect(front.front.address);
     let header = [("x-allow-remote", "true")];
@@ -147,7 +150,9 @@ fn streams(front: &Front) {
         .iter()
         .map(|event| serde_json::from_str(event).expect("JSON"))
         .collect();
-    let pieces = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
+    let pieces = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
     assert_eq!(pieces.clone().collect::<String>(), "hello");
     assert_eq!(pieces.count(), 1 + 5, "token by token, behind the opening");
     let usage = &chunks.last().expect("a chunk")["usage"];
@@ -174,7 +179,10 @@ fn logprobs(front: &Front) {
 fn native(front: &Front) {
     let body = json!({"model": "open", "prompt": "hello", "max_tokens": 3});
     let body = front.post("/v1/native/generate", &body).json();
-    assert_eq!((&body["text"], &body["finish_reason"]), (&json!("hel"), &json!("length")));
+    assert_eq!(
+        (&body["text"], &body["finish_reason"]),
+        (&json!("hel"), &json!("length"))
+    );
     assert_eq!(body["usage"]["completion_tokens"], 3);
 }
 
@@ -208,9 +216,15 @@ fn missing_capabilities(front: &Front) {
         let answer = front.post(path, &body);
         let error = answer.json()["error"].clone();
         assert_eq!(answer.status, 400, "{path} {body}: {error}");
-        assert_eq!(error["code"], "missing_capability", "{path} {body}: {error}");
+        assert_eq!(
+            error["code"], "missing_capability",
+            "{path} {body}: {error}"
+        );
         let message = error["message"].as_str().expect("a text");
-        assert!(message.contains(&format!("'{capability}'")), "{body}: {message}");
+        assert!(
+            message.contains(&format!("'{capability}'")),
+            "{body}: {message}"
+        );
         assert_eq!(answer.header("x-should-retry"), Some("false"));
     }
     // What it understands is forwarded: the stand-in for vLLM does not mind.
@@ -221,7 +235,11 @@ fn missing_capabilities(front: &Front) {
 /// A client that leaves ends its job at the child.
 fn cancels(front: &Front) {
     let (_, port) = front.child();
-    let seen = || Client::connect(([127, 0, 0, 1], port).into()).get("/stand-in").json();
+    let seen = || {
+        Client::connect(([127, 0, 0, 1], port).into())
+            .get("/stand-in")
+            .json()
+    };
     let body = json!({"model": front.child, "stream": true,
         "messages": [{"role": "user", "content": "tokens endless pause 0.01"}]});
     let mut client = Client::connect(front.front.address);
@@ -255,7 +273,13 @@ fn children_are_no_orphans() {
         let sent = Command::new("sh").args(["-c", &command]).status();
         assert!(sent.expect("there is a shell").success());
         let deadline = Instant::now() + PATIENCE;
-        while front.front.process.try_wait().expect("it is ours").is_none() {
+        while front
+            .front
+            .process
+            .try_wait()
+            .expect("it is ours")
+            .is_none()
+        {
             assert!(Instant::now() < deadline, "it does not end");
             std::thread::yield_now();
         }

@@ -1,0 +1,27 @@
+//! Which runtime serves a model that another program runs: from its configuration to replicas.
+//!
+//! One factory per model; the pool loads with it, and the scheduler makes lost replicas anew with it. What
+//! is not here: how each is made.
+
+use super::{ReplicaFactory, Runtime, llama_server, openai_remote, vllm_serve};
+use crate::config::ModelSource;
+use std::sync::Arc;
+
+/// Makes replicas of the model `name`; None where our own process runs it.
+#[must_use]
+pub fn factory(name: &str, source: &ModelSource) -> Option<ReplicaFactory> {
+    let name = name.to_owned();
+    let boxed = |runtime| Arc::new(runtime) as Arc<dyn Runtime>;
+    Some(match source.clone() {
+        ModelSource::File(_) | ModelSource::Fake(_) => return None,
+        ModelSource::OpenaiRemote(config) => {
+            Arc::new(move |index| openai_remote::open(&name, &config, index).map(boxed))
+        }
+        ModelSource::LlamaServer(config) => {
+            Arc::new(move |index| llama_server::start(&name, &config, index).map(boxed))
+        }
+        ModelSource::VllmServe(config) => {
+            Arc::new(move |index| vllm_serve::start(&name, &config, index).map(boxed))
+        }
+    })
+}
