@@ -9,6 +9,10 @@ use super::upstream::client::{Client, Secret};
 use super::upstream::pool::Upstream;
 use super::upstream::{Room, UpstreamRuntime};
 use crate::config::{AllowRemote, OpenaiRemoteConfig};
+use std::time::Duration;
+
+/// Longest wait for the answer to whether it is well.
+const HEALTH_WAIT: Duration = Duration::from_secs(10);
 
 /// Opens replica `index`; indices beyond the last URL begin again at the first. `name` is the public
 /// model's.
@@ -29,7 +33,7 @@ pub fn open(
     let key = config.api_key_env.as_deref().map(key_of).transpose()?;
     let client = Client::new(url, key, config.ca_file.as_deref(), &config.limits)?;
     if !config.health_path.is_empty() {
-        client.fetch(&config.health_path, config.limits.idle_timeout)?;
+        client.fetch(&config.health_path, HEALTH_WAIT)?;
     }
     let server = Server {
         client,

@@ -1,13 +1,15 @@
 //! Child processes: how they start, what they are asked, how they end.
 
 use crate::client::Client;
-use crate::support::{chat, llama, submit, vllm, wait_for};
+use crate::support::{PATIENCE, chat, llama, remote, stand_in, submit, vllm, wait_for};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::sync::Arc;
 use tinyloop::request::{GenerationRequest, RequestError, UpstreamCall};
+use tinyloop::runtime::child::{self, Child, ChildSpec};
 use tinyloop::runtime::upstream::UpstreamRuntime;
-use tinyloop::runtime::{Runtime, llama_server, vllm_serve};
+use tinyloop::runtime::{Runtime, llama_server, openai_remote, vllm_serve};
 
 /// Where a child of ours listens.
 fn address(runtime: &UpstreamRuntime) -> SocketAddr {
@@ -159,4 +161,41 @@ fn failed_starts_say_why_and_leave_nothing() {
         .err()
         .expect("there is none");
     assert!(why.contains("/no/such/llama-server"), "{why}");
+}
+
+/// A remote server with a certificate of its own: trusted when its authority is named, else not.
+#[test]
+fn tls_is_checked() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tls");
+    let port = child::free_port().expect("there is one");
+    let spec = ChildSpec {
+        name: "tls".to_owned(),
+        program: stand_in(),
+        arguments: ["serve", "org/m", "--port", &port.to_string(), "--tls"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain([folder.join("server.pem").display().to_string()])
+            .collect(),
+        library_path: None,
+        stop_timeout: PATIENCE,
+    };
+    let server = Child::start(&spec).expect("starts");
+    let listens = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+    server.wait_ready(PATIENCE, listens).expect("is ready");
+    let config = |extra: &str| {
+        let mut config = remote(SocketAddr::from(([127, 0, 0, 1], port)), extra);
+        config.base_url = Some(format!("https://localhost:{port}/v1"));
+        config
+    };
+    let authority = folder.join("authority.pem");
+    let trusting = config(&format!("ca_file = {authority:?}"));
+    let runtime = openai_remote::open("far", &trusting, 0).expect("it is well");
+    let ended = submit(&runtime, chat("tokens 2", json!({}))).finish();
+    assert_eq!(ended.text, "w0 w1 ");
+    let why = openai_remote::open("far", &config(""), 0).err();
+    let why = why.expect("nobody vouches for it");
+    assert!(why.contains("TLS"), "{why}");
+    let server_only = config(&format!("ca_file = {:?}", folder.join("missing.pem")));
+    let why = openai_remote::open("far", &server_only, 0).err();
+    assert!(why.expect("there is no file").contains("missing.pem"));
 }

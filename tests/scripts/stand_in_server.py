@@ -4,7 +4,8 @@
     stand_in_server.py serve MODEL --port P [--max-num-seqs N ..]     as vLLM
     stand_in_server.py -m FILE --port P [--parallel N ..]             as llama-server
 
-Flags of its own: --start-delay S (answers 503 or refuses until then), --crash-at-start.
+Flags of its own: --start-delay S (answers 503 or refuses until then), --crash-at-start, --tls FILE (certificate
+and key).
 The text of the prompt says what is answered; `key value` pairs, all optional:
 
     tokens N      so many words (default 5, at most max_tokens); `tokens endless` until cut
@@ -26,6 +27,7 @@ import os
 import select
 import signal
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -200,6 +202,10 @@ class Server(ThreadingHTTPServer):
 if is_vllm and "--start-delay" in arguments:
     time.sleep(float(flag("--start-delay")))  # vLLM does not listen before it is ready
 server = Server((flag("--host", "127.0.0.1"), int(flag("--port", 8000))), Handler)
+if "--tls" in arguments:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(flag("--tls"))
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 print(f"stand-in: {' '.join(arguments)}", flush=True)
 server.serve_forever()

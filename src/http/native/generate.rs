@@ -96,7 +96,8 @@ fn prepare_forwarded(
 ) -> Result<Work, ApiError> {
     let fields = Fields::new(body);
     let missing = |feature, param| Err(ApiError::missing(feature, param, &model.name));
-    let asked = Asked::parse(&fields, None)?;
+    let mut asked = Asked::parse(&fields, None)?;
+    call.isolate(&model, &mut asked.common);
     let Mode::Generate { max_tokens } = asked.mode else {
         return missing(Feature::PromptLogprobs, "mode");
     };

@@ -24,13 +24,13 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// Body fields that are forwarded under their own names. Those that we set ourselves are not among
-/// them: prompt, limits, seed, stop, priority, streaming, model.
+/// them: prompt, limits, seed, stop, priority, isolation, streaming, model.
 #[rustfmt::skip]
 const FORWARDED: &[&str] = &[
     "temperature", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma",
     "frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "repeat_last_n",
     "logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids", "ignore_eos", "min_tokens",
-    "logprobs", "top_logprobs", "skip_special_tokens", "cache_prompt", "cache_salt",
+    "logprobs", "top_logprobs", "skip_special_tokens", "cache_prompt",
     "response_format", "grammar", "json_schema", "structured_outputs",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort",
@@ -201,7 +201,8 @@ pub(super) fn chat(
     loops: Option<u32>,
 ) -> Result<Work, ApiError> {
     refuse_missing(&Fields::new(body), &model, loops)?; // before they are found faulty
-    let request = ChatRequest::parse(body, None)?;
+    let mut request = ChatRequest::parse(body, None)?;
+    call.isolate(&model, &mut request.common);
     let common = &request.common;
     let options = call.options(&Fields::new(body), common)?;
     let mut forwarding = Forwarding::new(call, body, &model, loops, common, &options)?;
@@ -217,6 +218,9 @@ pub(super) fn chat(
             "max_tokens"
         };
         forwarding.set(name, Value::from(max_tokens));
+    }
+    if request.conversation.continued.is_some() {
+        forwarding.set("add_generation_prompt", Value::from(false)); // some want it said
     }
     let id = RequestId::generate();
     let meta = AnswerMeta::chat(id, &model, common.depth, common.include_usage);
@@ -251,7 +255,8 @@ pub(super) fn completions(
     loops: Option<u32>,
 ) -> Result<Work, ApiError> {
     refuse_missing(&Fields::new(body), &model, loops)?; // before they are found faulty
-    let request = CompletionRequest::parse(body, None)?;
+    let mut request = CompletionRequest::parse(body, None)?;
+    call.isolate(&model, &mut request.common);
     let common = &request.common;
     if request.best_of > common.n {
         return Err(ApiError::missing(Feature::BestOf, "best_of", &model.name));

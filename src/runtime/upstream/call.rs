@@ -9,9 +9,7 @@ use super::sse::SseParser;
 use super::verdict::{self, Failure};
 use super::wire::{self, Chunk, ChunkError};
 use crate::config::{CallLimits, Dialect};
-use crate::request::{
-    FinishReason, GenerationEvent, Job, JobSink, RequestError, UpstreamCall, Usage,
-};
+use crate::request::{FinishReason, GenerationEvent, Job, JobSink, RequestError, Usage};
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -105,7 +103,13 @@ struct Progress {
 /// Runs a job to its end.
 pub fn run(server: &Server, cut: &Cut, witness: &dyn Witness, mut job: Job) {
     let end = match job.request.upstream.clone() {
-        Some(call) => ask(server, cut, witness, &call, job.sink.as_mut()),
+        Some(call) => {
+            let isolation_key = job.request.isolation_key;
+            let body = wire::body(&call, &server.model, server.dialect, isolation_key);
+            let body = serde_json::Value::from(body).to_string();
+            let route = wire::route(&call);
+            ask(server, cut, witness, (route, &body), job.sink.as_mut())
+        }
         None => Err(RequestError::Fault(
             "the request carries tokens, and this model's runtime takes text".to_owned(),
         )),
@@ -129,24 +133,15 @@ fn ask(
     server: &Server,
     cut: &Cut,
     witness: &dyn Witness,
-    call: &UpstreamCall,
+    (route, body): (&str, &str),
     sink: &mut dyn JobSink,
 ) -> Result<Progress, RequestError> {
-    let body = wire::body(call, &server.model, server.dialect);
-    let body = serde_json::Value::from(body).to_string();
     let mut progress = Progress::default();
     for n_retried in 0.. {
-        let tried = attempt(
-            server,
-            cut,
-            wire::route(call),
-            &body,
-            &mut progress,
-            &mut |piece| {
-                witness.alive();
-                sink.emit(piece).is_ok()
-            },
-        );
+        let tried = attempt(server, cut, route, body, &mut progress, &mut |piece| {
+            witness.alive();
+            sink.emit(piece).is_ok()
+        });
         let failure = match (tried, cut.why()) {
             (_, Some(why)) => return Err(why),
             (Ok(()), None) => {

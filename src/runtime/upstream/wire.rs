@@ -18,9 +18,15 @@ pub fn route(call: &UpstreamCall) -> &'static str {
     }
 }
 
-/// The body of a call.
+/// The body of a call. `isolation_key`: requests may share computed prompts there within one key only,
+/// where the server can be told so; 0 = with anybody.
 #[must_use]
-pub fn body(call: &UpstreamCall, model: &str, dialect: Dialect) -> Map<String, Value> {
+pub fn body(
+    call: &UpstreamCall,
+    model: &str,
+    dialect: Dialect,
+    isolation_key: u64,
+) -> Map<String, Value> {
     let mut body = call.fields.clone();
     match &call.prompt {
         UpstreamPrompt::Messages(messages) => {
@@ -41,6 +47,10 @@ pub fn body(call: &UpstreamCall, model: &str, dialect: Dialect) -> Map<String, V
     };
     if priority != 0 {
         body.insert("priority".to_owned(), Value::from(priority));
+    }
+    if isolation_key != 0 && matches!(dialect, Dialect::Vllm | Dialect::Tinyloop) {
+        let salt = format!("{isolation_key:016x}");
+        body.insert("cache_salt".to_owned(), Value::from(salt));
     }
     if dialect == Dialect::Tinyloop && call.may_leave {
         body.insert("allow_remote".to_owned(), Value::from(true));
@@ -262,7 +272,7 @@ mod tests {
 
     #[test]
     fn bodies_say_model_stream_and_priority_of_the_dialect() {
-        let sent = |priority, dialect| Value::from(body(&call(priority), "m", dialect));
+        let sent = |priority, dialect| Value::from(body(&call(priority), "m", dialect, 0));
         let openai = sent(5, Dialect::Openai);
         let expected = json!({
             "temperature": 0.5, "model": "m", "stream": true, "prompt": "hi",
@@ -275,6 +285,14 @@ mod tests {
         assert_eq!(sent(5, Dialect::Tinyloop)["priority"], 5);
         assert_eq!(sent(5, Dialect::Tinyloop)["allow_remote"], true);
         assert_eq!(sent(0, Dialect::Vllm)["priority"], Value::Null);
+        for (dialect, salt) in [
+            (Dialect::Vllm, json!("000000000000002a")),
+            (Dialect::Tinyloop, json!("000000000000002a")),
+            (Dialect::Openai, Value::Null),
+        ] {
+            let body = Value::from(body(&call(0), "m", dialect, 42));
+            assert_eq!(body["cache_salt"], salt);
+        }
         let chat = UpstreamCall {
             prompt: UpstreamPrompt::Messages(vec![json!({"role": "user", "content": "x"})]),
             ..call(0)
@@ -284,7 +302,7 @@ mod tests {
             ("/chat/completions", "/completions")
         );
         assert_eq!(
-            body(&chat, "m", Dialect::Openai)["messages"][0]["content"],
+            body(&chat, "m", Dialect::Openai, 0)["messages"][0]["content"],
             "x"
         );
     }
