@@ -33,7 +33,7 @@
 //! |---|---|---|
 //! | 80 | `server`, `cli` | wiring and subcommands: build the pool and HTTP, own the threads, stop them in reverse order |
 //! | 70 | `http` | `wire` (connections), `openai`, `native`, `ops`, `management` (tiny_http); one table from error to status |
-//! | 60 | `pool` | the public models and how they are loaded |
+//! | 60 | `pool` | the public models: their states, how they are loaded and unloaded, bytes per device |
 //! | 50 | `scheduler` | executor, lifecycle, queue, admission (pure), driver, replica choice (pure), metrics |
 //! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `fake` (scripted, for tests) |
 //! | 30 | `engine` | step loop, batch (pure), sequences, paged KV with prefix reuse, sampler |
@@ -46,7 +46,10 @@
 //! | name | how many | owns |
 //! |---|---|---|
 //! | `main` | 1 | start, signals, stop in reverse order |
-//! | `loader` | 1, while models load | nothing: it makes executors and gives them to the pool |
+//! | `loader` | 1, while the server starts | nothing: it asks the pool for the enabled models and waits |
+//! | `load-MODEL` | `pool.load_threads`, while models load | nothing: it makes a model and gives it to the pool |
+//! | `unload-MODEL` | 1 per model that is being unloaded | the model, until nobody else holds it |
+//! | `pool-reaper` | 1, when a model has `idle_unload_s` | nothing: it looks for idle models |
 //! | `http-poll` | 1 | the data plane's listeners and every connection no worker is using |
 //! | `http-worker-N` | `http_workers` | one request at a time; a stream holds its worker |
 //! | `http-ops-N` | 2 | `/health`, `/ready`, `/metrics`, list and cancel, so that they answer when all workers are busy |

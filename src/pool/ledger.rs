@@ -188,22 +188,25 @@ pub fn make_room(
         let counted = residents.iter().filter(|one| wanted(one.standing));
         counted.fold(0_u64, |all, one| all.saturating_add(one.bytes))
     };
-    let free_bytes = limit_bytes.saturating_sub(sum(|standing| standing != Standing::Leaving));
+    let used_bytes = sum(|standing| standing != Standing::Leaving);
+    let missing_bytes = used_bytes
+        .saturating_add(needed_bytes)
+        .saturating_sub(limit_bytes);
     // Case 1.
-    if needed_bytes == 0 || needed_bytes <= free_bytes {
+    if needed_bytes == 0 || missing_bytes == 0 {
         return Room::Fits;
     }
     let evictable_bytes = sum(|standing| standing == Standing::Evictable);
     let pinned_bytes = sum(|standing| standing == Standing::Pinned);
     // Case 3: case 2 never has enough that may be evicted.
-    if needed_bytes <= free_bytes.saturating_add(evictable_bytes) {
-        return Room::Evict(evicted(residents, needed_bytes - free_bytes));
+    if missing_bytes <= evictable_bytes {
+        return Room::Evict(evicted(residents, missing_bytes));
     }
     // Cases 2 and 4.
     Room::Refused(NoRoom {
         device,
         needed_bytes,
-        free_bytes,
+        free_bytes: limit_bytes.saturating_sub(used_bytes),
         evictable_bytes,
         limit_bytes,
         is_hopeless: needed_bytes > limit_bytes.saturating_sub(pinned_bytes),

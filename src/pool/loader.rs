@@ -124,7 +124,8 @@ impl ModelLoader for SourceLoader {
         for runtime in &runtimes {
             watch.add(runtime);
         }
-        let context = ExecutorContext::new(config.name.clone(), Arc::clone(&self.metrics));
+        let mut context = ExecutorContext::new(config.name.clone(), Arc::clone(&self.metrics));
+        context.factory = Some(watched(Arc::clone(&recipe.factory), watch.clone()));
         let executor = Executor::with_context(runtimes, config.executor.clone(), context);
         executor
             .start()
@@ -145,6 +146,15 @@ impl ModelLoader for SourceLoader {
             runtimes: watch,
         })
     }
+}
+
+/// What is built anew is watched like what was loaded.
+fn watched(factory: ReplicaFactory, watch: RuntimeWatch) -> ReplicaFactory {
+    Arc::new(move |index| {
+        let runtime = factory(index)?;
+        watch.add(&runtime);
+        Ok(runtime)
+    })
 }
 
 /// All replicas or none: those that were made are dropped, which ends them, when one fails.
@@ -408,4 +418,40 @@ fn fingerprint(file: &ModelFile, config: &EngineConfig, backend_name: &str) -> S
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     format!("fp_{:012x}", hash >> 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(factory: ReplicaFactory) -> Recipe {
+        Recipe {
+            first: None,
+            factory,
+            tokenizer: None,
+            chat_template: Err(String::new()),
+            meta: ModelMeta::default(),
+        }
+    }
+
+    #[test]
+    fn a_replica_that_fails_tears_the_others_down() {
+        let watch = RuntimeWatch::default();
+        let factory: ReplicaFactory = Arc::new(|index| match index {
+            0 | 1 => Ok(Arc::new(FakeRuntime::stepped(1)) as Arc<dyn Runtime>),
+            _ => Err("no more".to_owned()),
+        });
+        let recipe = recipe(watched(factory, watch.clone()));
+        let progress = LoadingModel::new("m");
+        assert_eq!(
+            replicas(&recipe, 2, &progress).map(|made| made.len()),
+            Ok(2)
+        );
+        let failed = replicas(&recipe, 3, &progress).map(|made| made.len());
+        assert_eq!(failed, Err("replica 3 of 3: no more".to_owned()));
+        assert_eq!(watch.n_left(), 0);
+        progress.cancel();
+        let cancelled = replicas(&recipe, 1, &progress).map(|made| made.len());
+        assert_eq!(cancelled, Err("the load was cancelled".to_owned()));
+    }
 }

@@ -1,0 +1,93 @@
+//! The real loader with the committed tiny model: two replicas, estimates, memory that comes back.
+
+use crate::support::{PATIENCE, submit};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tinyloop::config::{ModelConfig, ModelSource, PoolConfig};
+use tinyloop::pool::ledger::MemorySource;
+use tinyloop::pool::{LoadOverride, Pool, RuntimeState};
+use tinyloop::scheduler::Metrics;
+
+fn tiny() -> ModelConfig {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/tiny_llama.gguf");
+    let mut config = ModelConfig::new("tiny", ModelSource::File(file));
+    config.engine.threads = Some(1);
+    config.engine.max_sequences = 2;
+    config.lifecycle.replicas = 2;
+    config
+}
+
+fn pool() -> Pool {
+    let config = PoolConfig {
+        cpu_bytes: Some(1 << 30),
+        ..PoolConfig::default()
+    };
+    Pool::with_config(Arc::new(Metrics::new()), config)
+}
+
+#[test]
+fn replicas_are_loaded_answer_the_same_and_are_gone_after_an_unload() {
+    let pool = pool();
+    pool.add(tiny()).expect("the name is new");
+    let estimate = pool.report("tiny").expect("configured").memory;
+    assert_eq!(estimate.source, MemorySource::ArtifactSize);
+    for round in 0..2 {
+        pool.load("tiny", &LoadOverride::default())
+            .expect("there is room");
+        assert_eq!(
+            pool.wait_settled("tiny", PATIENCE),
+            Some(RuntimeState::Loaded)
+        );
+        let report = pool.report("tiny").expect("configured");
+        assert_eq!((report.loaded_replicas, report.replicas), (2, 2));
+        assert!(
+            report.resolved_backend.starts_with("native (cpu"),
+            "{}",
+            report.resolved_backend
+        );
+        assert_eq!(report.memory.source, MemorySource::MeasuredLoadDelta);
+        assert_eq!(report.memory.kv_bytes, estimate.kv_bytes);
+        let ratio = estimate.total_bytes() as f64 / report.memory.total_bytes() as f64;
+        assert!((0.7..1.5).contains(&ratio), "estimate / measured = {ratio}");
+        let model = pool.get("tiny").expect("loaded");
+        // More than one replica holds: both work.
+        let tickets: Vec<_> = (0..8).map(|_| submit(&model)).collect();
+        let answers: Vec<_> = tickets
+            .into_iter()
+            .map(|one| one.wait().expect("it runs"))
+            .collect();
+        assert!(
+            answers.iter().all(|one| one.tokens == answers[0].tokens),
+            "round {round}"
+        );
+        let watch = model.runtimes.clone();
+        assert_eq!(watch.n_left(), 2);
+        drop(model);
+        pool.unload("tiny", Some(Duration::from_secs(1)))
+            .expect("it is there");
+        assert_eq!(
+            pool.wait_settled("tiny", PATIENCE),
+            Some(RuntimeState::Unloaded)
+        );
+        assert_eq!((watch.n_left(), pool.devices()[0].used_bytes), (0, 0));
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_fails_with_its_name() {
+    let pool = pool();
+    let mut config = tiny();
+    config.source = ModelSource::File("/does/not/exist.gguf".into());
+    pool.add(config).expect("the name is new");
+    let memory = pool.report("tiny").expect("configured").memory;
+    assert_eq!(memory.source, MemorySource::Unavailable);
+    pool.load("tiny", &LoadOverride::default())
+        .expect("it begins");
+    assert_eq!(
+        pool.wait_settled("tiny", PATIENCE),
+        Some(RuntimeState::Failed)
+    );
+    let why = pool.report("tiny").and_then(|report| report.last_error);
+    assert!(why.is_some_and(|why| why.contains("exist.gguf")));
+}
