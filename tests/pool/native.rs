@@ -1,13 +1,14 @@
 //! The real loader with the committed tiny model: two replicas, estimates, memory that comes back.
 
-use crate::support::{PATIENCE, submit};
+use crate::support::PATIENCE;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tinyloop::config::{ModelConfig, ModelSource, PoolConfig};
 use tinyloop::pool::ledger::MemorySource;
-use tinyloop::pool::{LoadOverride, Pool, RuntimeState};
-use tinyloop::scheduler::Metrics;
+use tinyloop::pool::{LoadOverride, LoadedModel, Pool, RuntimeState};
+use tinyloop::request::GenerationRequest;
+use tinyloop::scheduler::{Metrics, SubmitOptions, Ticket};
 
 fn tiny() -> ModelConfig {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/tiny_llama.gguf");
@@ -16,6 +17,13 @@ fn tiny() -> ModelConfig {
     config.engine.max_sequences = 2;
     config.lifecycle.replicas = 2;
     config
+}
+
+fn greedy(model: &LoadedModel) -> Ticket {
+    let mut request = GenerationRequest::new(vec![1_u32, 2], 4);
+    request.sampling.temperature = 0.0;
+    let ticket = model.executor.submit(request, SubmitOptions::default());
+    ticket.expect("there is room in the queue")
 }
 
 fn pool() -> Pool {
@@ -52,7 +60,7 @@ fn replicas_are_loaded_answer_the_same_and_are_gone_after_an_unload() {
         assert!((0.7..1.5).contains(&ratio), "estimate / measured = {ratio}");
         let model = pool.get("tiny").expect("loaded");
         // More than one replica holds: both work.
-        let tickets: Vec<_> = (0..8).map(|_| submit(&model)).collect();
+        let tickets: Vec<_> = (0..8).map(|_| greedy(&model)).collect();
         let answers: Vec<_> = tickets
             .into_iter()
             .map(|one| one.wait().expect("it runs"))

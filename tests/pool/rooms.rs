@@ -185,6 +185,7 @@ fn idle_models_are_unloaded_and_busy_or_pinned_ones_are_not() {
         bench.loaded(name);
     }
     let runtime = bench.loader.take_runtime("b");
+    drop(bench.loader.take_runtime("a"));
     let ticket = submit(&bench.pool.get("b").expect("loaded"));
     bench.clock.advance(Duration::from_secs(59));
     bench.pool.reap();
