@@ -322,7 +322,7 @@ impl World {
         let counts = family
             .get_metric()
             .iter()
-            .map(|one| one.get_counter().value());
+            .map(|one| one.get_counter().get_value());
         counts.sum::<f64>() as u64
     }
 }

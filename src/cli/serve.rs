@@ -248,6 +248,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     let metrics = Arc::new(Metrics::new());
     let pool = Arc::new(Pool::with_config(metrics, config.pool.clone()));
     add_all(&pool, &config.models)?;
+    pool.announce_enabled();
     let server = Server::start(&config, Arc::clone(&pool))?;
     let own_args = args.clone();
     let read_again = move || match own_args.config() {

@@ -4,7 +4,7 @@
 
 use super::ledger::{DeviceId, ModelMemory};
 use super::model::{LoadedModel, LoadingModel};
-use super::overrides::LoadOverride;
+use super::overrides::{Estimate, LoadOverride};
 use super::state::State;
 use crate::config::ModelConfig;
 use std::collections::{BTreeMap, HashMap};
@@ -44,6 +44,8 @@ pub(super) struct Entry {
     pub(super) memory: ModelMemory,
     /// What was measured the last time, and for which configuration.
     pub(super) measured: Option<(ModelConfig, ModelMemory)>,
+    /// What its file was estimated to need, and for which configuration.
+    pub(super) estimated: Option<(ModelConfig, Estimate)>,
     /// When it was loaded; of no meaning before.
     pub(super) loaded_at: Instant,
     /// The last request that asked for it, or the last time it was seen with work.
@@ -64,6 +66,7 @@ impl Entry {
             overrides: LoadOverride::default(),
             memory: ModelMemory::default(),
             measured: None,
+            estimated: None,
             loaded_at: now,
             last_used: now,
             failed_at: None,
@@ -86,6 +89,20 @@ impl Entry {
         match &self.state {
             State::Loaded(model) => Some(model),
             State::Unloaded | State::Loading(_) | State::Unloading(_) | State::Failed(_) => None,
+        }
+    }
+
+    /// What is known of this very configuration: measured, or else estimated.
+    pub(super) fn estimate_for(&self, config: &ModelConfig) -> Option<Estimate> {
+        let of_this = |known: &&(ModelConfig, Estimate)| known.0 == *config;
+        let estimated = self.estimated.as_ref().filter(of_this);
+        let estimated = estimated.map(|(_, estimate)| *estimate);
+        match self.measured_for(config) {
+            Some(memory) => Some(Estimate {
+                memory,
+                ..estimated.unwrap_or_default()
+            }),
+            None => estimated,
         }
     }
 

@@ -6,15 +6,13 @@
 
 use super::acquire::Unavailable;
 use super::ledger::ModelMemory;
-use super::model::LoadedModel;
 use super::state::RuntimeState;
 use super::{DeviceId, Shared};
 use crate::scheduler::Snapshot;
 use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::{GaugeVec, IntCounterVec, Opts, Registry};
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The families.
 pub(super) struct Gauges {
@@ -25,8 +23,9 @@ pub(super) struct Gauges {
     memory: GaugeVec,
     memory_limit: GaugeVec,
     cache: GaugeVec,
-    /// One scrape at a time: gauges are cleared and filled in.
-    scrape: Mutex<()>,
+    /// Models of the last scrape, so that those which are gone take their series with them; guards
+    /// that the gauges are filled in by one scrape at a time.
+    shown: Mutex<BTreeSet<String>>,
 }
 
 /// Several pools may share a registry in tests; then the first one's families are shown.
@@ -56,7 +55,7 @@ impl Gauges {
             memory: gauge("tinyloop_memory_bytes", "Bytes that models hold or were promised, by device and kind; kv includes the prefix cache.", &["device", "kind"]),
             memory_limit: gauge("tinyloop_memory_limit_bytes", "Bytes that models may hold in all.", &["device"]),
             cache: gauge("tinyloop_cache_bytes", "Bytes of KV kept for reuse only; part of kv.", &["model"]),
-            scrape: Mutex::new(()),
+            shown: Mutex::default(),
         };
         gauges
     }
@@ -74,6 +73,21 @@ impl Gauges {
             Unavailable::ShuttingDown => ("", "shutting_down"),
         };
         self.refusals.with_label_values(&[model, code]).inc();
+    }
+}
+
+impl Gauges {
+    /// Takes out the series of models that are not configured any more. Counters stay.
+    fn forget<'a>(&self, gone: impl Iterator<Item = &'a String>) {
+        for model in gone {
+            for state in RuntimeState::ALL {
+                // A series that is not there is gone already.
+                let _ = self
+                    .state
+                    .remove_label_values(&[model.as_str(), state.name()]);
+            }
+            let _ = self.cache.remove_label_values(&[model.as_str()]);
+        }
     }
 }
 
@@ -96,7 +110,7 @@ impl Shared {
     /// Brings the gauges up to date.
     pub(super) fn refresh_gauges(&self) {
         let gauges = &self.gauges;
-        let _one_at_a_time = gauges.scrape.lock();
+        let mut shown = gauges.shown.lock();
         let mut states = Vec::new();
         let mut by_kind: BTreeMap<(DeviceId, &'static str), u64> = BTreeMap::new();
         let (limits, counts, models) = {
@@ -117,14 +131,24 @@ impl Shared {
             let limits = registry.limits().bytes.clone();
             (limits, registry.counts().clone(), registry.with_work())
         };
-        gauges.state.reset();
         for (model, state) in &states {
             for one in RuntimeState::ALL {
                 let is_it = f64::from(u8::from(one == *state));
                 let labels = [model.as_str(), one.name()];
                 gauges.state.with_label_values(&labels).set(is_it);
             }
+            let loaded = models.iter().find(|loaded| loaded.name == *model);
+            let bytes = loaded.map_or(0, |loaded| {
+                cache_bytes(&loaded.meta.memory, &loaded.executor.snapshot())
+            });
+            gauges
+                .cache
+                .with_label_values(&[model.as_str()])
+                .set(bytes as f64);
         }
+        let now: BTreeSet<String> = states.into_iter().map(|(model, _)| model).collect();
+        gauges.forget(shown.difference(&now));
+        *shown = now;
         for ((device, kind), bytes) in by_kind {
             let labels = [device.to_string(), kind.to_owned()];
             gauges.memory.with_label_values(&labels).set(bytes as f64);
@@ -140,18 +164,6 @@ impl Shared {
         }
         for (model, n) in &counts.evictions {
             raise(&gauges.evictions, &[model.as_str()], *n);
-        }
-        self.refresh_caches(&models);
-    }
-
-    fn refresh_caches(&self, models: &[Arc<LoadedModel>]) {
-        self.gauges.cache.reset();
-        for model in models {
-            let bytes = cache_bytes(&model.meta.memory, &model.executor.snapshot());
-            let family = &self.gauges.cache;
-            family
-                .with_label_values(&[model.name.as_str()])
-                .set(bytes as f64);
         }
     }
 }

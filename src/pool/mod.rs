@@ -58,16 +58,18 @@ use crate::runtime::native::BackendKind;
 use crate::scheduler::Metrics;
 use entry::{Action, Activity, Entry, Limits};
 use gauges::Gauges;
-use ledger::DeviceId;
+use ledger::{DeviceId, MemorySource};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use registry::Registry;
-use state::State;
+use state::{Leaving, State};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often somebody who waits looks again without having been woken.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How long a shutdown waits for loads that it cancelled.
+const CANCEL_GRACE: Duration = Duration::from_secs(2);
 /// A refused load is tried so often before the refusal is told: a probe that holds a model for the
 /// moment makes it look busy.
 const LOAD_TRIES: u32 = 5;
@@ -264,23 +266,27 @@ impl Pool {
         }
     }
 
+    /// Lets every model that is enabled count as on its way, before [`Self::load_enabled`] gets to it:
+    /// who asks meanwhile hears "loading". Returns their names.
+    pub fn announce_enabled(&self) -> Vec<String> {
+        let mut registry = self.shared.registry.lock();
+        let enabled = registry.entries().iter();
+        let enabled = enabled.filter(|entry| entry.config.lifecycle.enabled);
+        let names: Vec<String> = enabled.map(|entry| entry.config.name.clone()).collect();
+        for name in &names {
+            if let Some(entry) = registry.find_mut(name) {
+                entry.is_starting = matches!(entry.state, State::Unloaded | State::Loading(_));
+            }
+        }
+        names
+    }
+
     /// Begins to load every model that is enabled, in their order; those that do not fit have failed.
     pub fn load_enabled(&self) {
-        let names: Vec<String> = {
-            let mut registry = self.shared.registry.lock();
-            let enabled = registry.entries().iter();
-            let enabled = enabled.filter(|entry| entry.config.lifecycle.enabled);
-            let names: Vec<String> = enabled.map(|entry| entry.config.name.clone()).collect();
-            for name in &names {
-                if let Some(entry) = registry.find_mut(name) {
-                    entry.is_starting = entry.loaded().is_none();
-                }
-            }
-            names
-        };
+        let names = self.announce_enabled();
         for name in names {
             match self.load(&name, &LoadOverride::default()) {
-                Ok(_) | Err(PoolError::ShuttingDown | PoolError::NotFound(_)) => {}
+                Ok(_) => {}
                 Err(error) => {
                     let now = self.shared.clock.now();
                     let mut registry = self.shared.registry.lock();
@@ -379,7 +385,8 @@ impl Pool {
 
     /// Takes no load any more, cancels those on their way, and shuts all executors down, at the same
     /// time, each with the whole `drain_timeout`. They stay listed and refuse with `shutting_down`.
-    /// Idempotent. Models that are being unloaded are left to their own threads.
+    /// Idempotent. Cancelled loads get a moment to take down what they have started; models that are
+    /// being unloaded are left to their own threads.
     pub fn shutdown(&self, drain_timeout: Duration) {
         let models = {
             let mut registry = self.shared.registry.lock();
@@ -397,6 +404,21 @@ impl Pool {
                 }
             }
         });
+        let is_cancelled =
+            |entry: &Entry| matches!(entry.state, State::Unloading(Leaving::Load(_)));
+        let deadline = Instant::now() + CANCEL_GRACE;
+        let mut registry = self.shared.registry.lock();
+        while registry.entries().iter().any(is_cancelled) {
+            if self
+                .shared
+                .changed
+                .wait_until(&mut registry, deadline)
+                .timed_out()
+            {
+                tracing::warn!("a load does not end; leaving it behind");
+                break;
+            }
+        }
     }
 
     /// Unloads what has been idle for too long, as the thread that watches does now and then.
@@ -443,7 +465,7 @@ impl Shared {
         };
         // The file is looked at without the lock.
         let per_token = match overrides.0.contains_key("kv_bytes") {
-            true => self.loader.estimate(&config).kv_bytes_per_token,
+            true => self.estimate(&config).kv_bytes_per_token,
             false => 0,
         };
         let config = overrides::apply(&config, overrides, per_token)?;
@@ -462,20 +484,22 @@ impl Shared {
         Ok(ticket)
     }
 
-    /// As measured when it was last loaded so, else as its file says.
+    /// As measured when it was last loaded so, else as its file says, which is looked at once.
     fn estimate(&self, config: &ModelConfig) -> Estimate {
-        let measured = {
+        let known = {
             let registry = self.registry.lock();
             let entry = registry.find(&config.name);
-            entry.and_then(|entry| entry.measured_for(config))
+            entry.and_then(|entry| entry.estimate_for(config))
         };
-        match measured {
-            Some(memory) => Estimate {
-                memory,
-                kv_bytes_per_token: 0,
-            },
-            None => self.loader.estimate(config),
+        if let Some(known) = known {
+            return known;
         }
+        let estimate = self.loader.estimate(config);
+        let is_known = estimate.memory.source != MemorySource::Unavailable;
+        if is_known && let Some(entry) = self.registry.lock().find_mut(&config.name) {
+            entry.estimated = Some((config.clone(), estimate));
+        }
+        estimate
     }
 
     fn unload(self: &Arc<Self>, id: &str, drain: Duration) -> Result<RuntimeState, PoolError> {

@@ -122,7 +122,10 @@ impl Registry {
         for victim in &evicted {
             *self.counts.evictions.entry(victim.clone()).or_default() += 1;
             let drain = self.limits.drain;
-            actions.extend(self.ask_unload(victim, drain).map(|(_, actions)| actions)?);
+            // It cannot fail: the victim was found under this very lock.
+            if let Ok((_, more)) = self.ask_unload(victim, drain) {
+                actions.extend(more);
+            }
         }
         let entry = self.find_mut(&name);
         let entry = entry.ok_or_else(|| PoolError::NotFound(name.clone()))?;
@@ -323,11 +326,13 @@ impl Registry {
 
     /// A load that could not even be taken at the start of the server.
     pub(super) fn fail(&mut self, name: &str, why: String, now: Instant) {
+        let is_closed = self.is_closed;
         let Some(entry) = self.find_mut(name) else {
             return;
         };
+        entry.is_starting = false;
         let load = Arc::new(LoadingModel::new(name));
-        if matches!(entry.state.on(Event::Load(load)), Ok(Effect::BeginLoad(_))) {
+        if !is_closed && matches!(entry.state.on(Event::Load(load)), Ok(Effect::BeginLoad(_))) {
             self.settle_load(name, Err(why), Some(now));
         }
     }

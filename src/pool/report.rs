@@ -94,7 +94,10 @@ pub enum PoolError {
     #[error("the model '{0}' is being unloaded; it can be loaded when that is done")]
     Unloading(String),
     /// The load does not fit, and nobody may be evicted for it.
-    #[error("no room for the model '{model}': {room}")]
+    #[error(
+        "no room for the model '{model}': {room}; unload another one, lower its replicas, \
+         context_length or kv_tokens, or raise pool.cpu_bytes"
+    )]
     NoRoom {
         /// The model.
         model: String,

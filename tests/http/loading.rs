@@ -112,3 +112,62 @@ fn a_loading_model_is_not_unknown_and_not_ready() {
     }
     server.shutdown(Duration::ZERO);
 }
+
+#[test]
+fn requests_load_what_is_loaded_on_demand_and_nothing_else() {
+    let mut config = Config::default();
+    config.server.port = 0;
+    config.management.port = 0;
+    let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
+    let not_enabled = |name: &str| {
+        let mut config = stand_in(name, &[]);
+        config.lifecycle.enabled = false;
+        config
+    };
+    let mut lazy = not_enabled("lazy");
+    lazy.lifecycle.load_on_demand = true;
+    pool.add(not_enabled("off")).expect("it is new");
+    let server = Server::start(&config, Arc::clone(&pool)).expect("the server starts");
+    let mut client = Client::connect(server.address());
+    let ready = client.get("/ready");
+    assert_eq!(
+        (ready.status, ready.json()["status"].as_str()),
+        (503, Some("no_model"))
+    );
+    pool.add(lazy).expect("it is new");
+    assert_eq!(
+        client.get("/ready").status,
+        200,
+        "the next request loads it"
+    );
+
+    let body = |model: &str| json!({"model": model, "prompt": "ab", "max_tokens": 2});
+    let off = client.post("/v1/completions", &body("off"));
+    assert_eq!((off.status, off.header("retry-after")), (503, None));
+    assert_eq!(off.header("x-should-retry"), Some("false"));
+    assert_eq!(off.json()["error"]["code"], "model_not_loaded");
+    assert_eq!(
+        client.get("/v1/models/lazy").status,
+        503,
+        "looking does not load"
+    );
+    let lazy = client.post("/v1/completions", &body("lazy"));
+    assert_eq!(
+        (lazy.status, lazy.json()["choices"][0]["text"].as_str()),
+        (200, Some("ab"))
+    );
+    let listed = client.get("/v1/models").json();
+    assert_eq!(listed["data"].as_array().map(Vec::len), Some(1));
+    let all = client.get("/v1/models?all=true").json();
+    let status = |index: usize| all["data"][index]["status"]["value"].clone();
+    assert_eq!([status(0), status(1)], ["unloaded", "loaded"]);
+    let metrics = String::from_utf8(client.get("/metrics").body).expect("text");
+    assert!(metrics.contains("tinyloop_model_state{model=\"lazy\",state=\"loaded\"} 1"));
+    pool.unload("lazy", None).expect("it is there");
+    wait_for("the unload", || {
+        let state = pool.find("lazy").map(|entry| entry.state.name());
+        state == Some(tinyloop::pool::RuntimeState::Unloaded)
+    });
+    assert_eq!(client.post("/v1/completions", &body("lazy")).status, 200);
+    server.shutdown(Duration::ZERO);
+}
