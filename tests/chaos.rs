@@ -354,6 +354,7 @@ fn repeat(end: &Receiver<()>, pause_us: u64, seed: u64, mut step: impl FnMut(&mu
 
 #[test]
 fn every_request_ends_once_and_memory_returns_to_its_base() {
+    tinyloop::heap::configure(); // as the binary does: freed blocks go back to the system
     let seconds = number("TINYLOOP_CHAOS_S").unwrap_or(15);
     let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let by_clock = clock.map_or(1, |now| now.as_nanos() as u64);
