@@ -317,6 +317,8 @@ fn io_failure(error: &io::Error) -> Failure {
         | K::NetworkDown
         | K::AddrNotAvailable => Failure::Unreachable(error.kind().to_string()),
         K::TimedOut | K::WouldBlock => Failure::Silent,
+        // So rustls tells that it does not trust the other side, or does not understand it.
+        K::InvalidData => Failure::Unreachable(format!("TLS: {error}")),
         kind => Failure::Broken(kind.to_string()),
     }
 }
