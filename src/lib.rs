@@ -35,7 +35,7 @@
 //! | 70 | `http` | `wire` (connections), `openai`, `native`, `ops`, `management` (tiny_http); one table from error to status |
 //! | 60 | `pool` | the public models: their states, how they are loaded and unloaded, bytes per device |
 //! | 50 | `scheduler` | executor, lifecycle, queue, admission (pure), driver, replica choice (pure), metrics |
-//! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `fake` (scripted, for tests) |
+//! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `openai_remote`, `llama_server`, `vllm_serve` on the shared `upstream` and `child`, `fake` (scripted, for tests) |
 //! | 30 | `engine` | step loop, batch (pure), sequences, paged KV with prefix reuse, sampler |
 //! | 20 | `model`, `tokenizer` | architecture table, Hugging Face layout, plan (the only file that knows loops), weights, forward; text and templates |
 //! | 10 | `format`, `backend` | GGUF, safetensors; the operations of a step and their kernels |
@@ -56,6 +56,8 @@
 //! | `management-N` | 4, and one for bodies that are refused | the management plane (tiny_http, loopback) |
 //! | `driver-MODEL` | 1 per model | dispatch and completion of that model's queue |
 //! | `engine-MODEL` | 1 per native replica | backend, KV pool, sequences |
+//! | `upstream-MODEL-N-I` | at most one per job a server is given | one call to another server at a time |
+//! | `child-MODEL-N`, `log-MODEL-N` | 1 each per child process | waiting for its end; reading what it prints |
 //! | `cpu-N` | `threads - 1` per CPU backend | nothing: they compute what the engine thread asks |
 //!
 //! ## Invariants worth knowing

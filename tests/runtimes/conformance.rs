@@ -258,7 +258,7 @@ fn llama_server_stood_in() {
 #[test]
 fn llama_server_real() {
     let Ok(binary) = std::env::var("TINYLOOP_LLAMA_SERVER") else {
-        println!("skipped: TINYLOOP_LLAMA_SERVER names no llama-server (make test-llama-server)");
+        eprintln!("skipped: TINYLOOP_LLAMA_SERVER names no llama-server (make test-llama-server)");
         return;
     };
     let folder = Path::new(&binary).parent().expect("it lies in a folder");
