@@ -433,6 +433,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::Shutdown { .. } => ErrorCode::ShuttingDown,
             SubmitError::ModelUnloading { .. } => ErrorCode::ModelUnloading,
             SubmitError::Failed => ErrorCode::ModelFailed,
+            SubmitError::NoReplica { .. } => ErrorCode::NoReplica,
             SubmitError::EmptyPrompt | SubmitError::SloBelowIdle { .. } => ErrorCode::InvalidValue,
             SubmitError::PromptTooLong { .. }
             | SubmitError::TooLong { .. }

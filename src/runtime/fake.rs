@@ -263,8 +263,12 @@ impl FakeRuntime {
 
     /// Ends a job with a fault.
     pub fn fail(&self, id: RequestId, text: &str) {
-        let fault = RequestError::Fault(text.to_owned());
-        self.shared.end(id, Some(GenerationEvent::Failed(fault)));
+        self.fail_with(id, RequestError::Fault(text.to_owned()));
+    }
+
+    /// Ends a job with any error.
+    pub fn fail_with(&self, id: RequestId, error: RequestError) {
+        self.shared.end(id, Some(GenerationEvent::Failed(error)));
     }
 
     /// Forgets a job: its sink is dropped without an end.
@@ -272,7 +276,8 @@ impl FakeRuntime {
         self.shared.end(id, None);
     }
 
-    /// Reports itself dead; jobs that run are lost, later ones fail.
+    /// Reports itself dead; the sinks of jobs that run are dropped, as by a thread that ends, and later
+    /// jobs fail.
     pub fn die(&self) {
         let lost = {
             let mut state = self.shared.state.lock();
@@ -412,7 +417,12 @@ impl Runtime for FakeRuntime {
         match on_submit {
             OnSubmit::Panic => panic!("the script says so"),
             OnSubmit::Accept if !gone => {}
-            OnSubmit::Accept | OnSubmit::Refuse => {
+            OnSubmit::Accept => {
+                let lost = RequestError::ReplicaLost("the script says so".to_owned());
+                let _ = job.sink.emit(GenerationEvent::Failed(lost));
+                return;
+            }
+            OnSubmit::Refuse => {
                 let fault = RequestError::Fault("the runtime refused the job".to_owned());
                 let _ = job.sink.emit(GenerationEvent::Failed(fault));
                 return;

@@ -5,9 +5,11 @@
 //! so that the decision holds when the request is put in. In this order:
 //!
 //! 1. closed: nothing is taken any more;
-//! 2. can never fit: context, KV memory, an objective below the time of an idle server;
-//! 3. queue full: by requests or by their prompt tokens;
-//! 4. latency objectives: as asked, else with fewer loops, else refused.
+//! 2. can never fit: context, KV memory;
+//! 3. no replica lives, for longer than a request may wait for one;
+//! 4. an objective below the time of an idle server;
+//! 5. queue full: by requests or by their prompt tokens;
+//! 6. latency objectives: as asked, else with fewer loops, else refused.
 //!
 //! # The prediction
 //!
@@ -67,6 +69,8 @@ impl Demand {
 pub struct Supply {
     /// Why nothing is taken any more, if so.
     pub closed: Option<Closed>,
+    /// All replicas are being restarted for longer than a request may wait: seconds until the next attempt.
+    pub no_replica_retry_s: Option<u32>,
     /// Longest prompt + completion in tokens.
     pub context_length: u32,
     /// Tokens of KV in the smallest replica's pool: a request may go to any replica.
@@ -135,7 +139,7 @@ pub struct Loops {
 /// The decision, in the order of the module doc.
 #[must_use]
 pub fn decide(demand: Demand, supply: Supply) -> Admission {
-    let checks = [closed, never_fits, below_idle, queue_full];
+    let checks = [closed, never_fits, no_replica, below_idle, queue_full];
     if let Some(refusal) = checks.iter().find_map(|check| check(demand, supply)) {
         return Admission::Refuse(refusal);
     }
@@ -201,6 +205,11 @@ fn never_fits(demand: Demand, supply: Supply) -> Option<SubmitError> {
         needed_tokens,
         capacity_tokens: supply.kv_capacity_tokens,
     })
+}
+
+fn no_replica(_demand: Demand, supply: Supply) -> Option<SubmitError> {
+    let retry_after_s = supply.no_replica_retry_s?;
+    Some(SubmitError::NoReplica { retry_after_s })
 }
 
 /// The best case of the prediction, with the fewest loops that the request accepts.

@@ -15,6 +15,7 @@ const DEMAND: Demand = Demand {
 };
 /// One slot, taken; nobody waits; requests take 100 ms, 20 of them until the first token.
 const SUPPLY: Supply = Supply {
+    no_replica_retry_s: None,
     closed: None,
     context_length: 100,
     kv_capacity_tokens: 1000,

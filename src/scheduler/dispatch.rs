@@ -108,7 +108,7 @@ mod tests {
         ReplicaLoad {
             inflight,
             target,
-            alive: true,
+            is_open: true,
         }
     }
 
@@ -130,7 +130,7 @@ mod tests {
         let start = |replica| Some(Move::Start { replica });
         let (free, full) = (load(0, 1), load(1, 1));
         let dead = ReplicaLoad {
-            alive: false,
+            is_open: false,
             ..free
         };
         type Row<'a> = (Option<Head>, &'a [Parked], &'a [ReplicaLoad], Option<Move>);

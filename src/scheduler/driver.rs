@@ -1,6 +1,7 @@
 //! The loop that moves requests: wait for one event, handle it, dispatch what fits.
 //!
-//! `dispatch` decides, `queue` keeps the books, this file tells the runtimes. A new policy is a case
+//! `dispatch` decides, `queue` keeps the books, this file tells the runtimes; `recovery` is what happens when
+//! one of them dies. A new policy is a case
 //! of `dispatch::Move` and of `queue::Step`, not a branch in the loop.
 //!
 //! One thread at a time has the *turn*, and with it the loop: the only place that hands jobs to
@@ -22,7 +23,8 @@ use super::estimate::Sample;
 use super::executor::Core;
 use super::lifecycle::{Lifecycle, Stamp};
 use super::queue::{Event, Running, Step};
-use super::record::{Ending, Record};
+use super::record::Ending;
+use super::recovery;
 use super::sink::Sink;
 use crate::request::{Job, RequestId};
 use crate::runtime::Runtime;
@@ -142,21 +144,36 @@ fn handle_one(core: &Arc<Core>) -> bool {
 fn handle(core: &Arc<Core>, event: Event) {
     match event {
         Event::Submitted => {}
-        Event::Ended { number, ending } => ended(core, number, &ending),
+        Event::Ended {
+            number,
+            attempt,
+            ending,
+        } => ended(core, number, attempt, &ending),
         Event::Cancel { number, ending } => cancel_running(core, number, &ending),
         Event::Expired(record) => {
             let error = record.waited_too_long(core.stamp().at);
             core.settle(&record, &Ending::Cancelled(error));
         }
+        Event::Tick => recovery::tick(core),
+        Event::Rebuilt { replica, result } => recovery::rebuilt(core, replica, result),
     }
 }
 
-/// The slot first, the waiter then: who learns of the end sees a free slot.
-fn ended(core: &Core, number: u64, ending: &Ending) {
+/// The slot first, the waiter then: who learns of the end sees a free slot. A job that failed may run again
+/// instead. What an earlier run of a job reports is nobody's business any more.
+fn ended(core: &Core, number: u64, attempt: u32, ending: &Ending) {
+    let Some(job) = core.queue.running(number, attempt) else {
+        return;
+    };
+    if let Ending::Failed(error) = ending
+        && recovery::failed(core, &job, error)
+    {
+        return;
+    }
     let now = core.stamp();
-    let sample = |record: &Record| sample(&record.state(), ending, now);
-    if let Some(record) = core.queue.release(number, sample, now.at) {
-        core.settle(&record, ending);
+    let sample = sample(&job.record.state(), ending, now);
+    if core.queue.release(&job, sample, now.at) {
+        core.settle(&job.record, ending);
     }
 }
 
@@ -179,19 +196,22 @@ fn sample(state: &Lifecycle, ending: &Ending, now: Stamp) -> Option<Sample> {
     })
 }
 
-/// The waiter learns it at once; the slot stays taken until the runtime says that it is free.
+/// The waiter learns it at once; the slot stays taken until the runtime says that it is free. A job that
+/// has gone back to the queue since somebody saw it run is taken out of there.
 fn cancel_running(core: &Core, number: u64, ending: &Ending) {
-    let Some(job) = core.queue.running(number) else {
-        return; // it ended before
-    };
-    core.settle(&job.record, ending);
-    tell(core, &job, "cancel", |runtime, id| runtime.cancel(id));
+    if let Some(job) = core.queue.running_now(number) {
+        core.settle(&job.record, ending);
+        tell(core, &job, "cancel", |runtime, id| runtime.cancel(id));
+    } else if let Some(record) = core.queue.remove_number(number) {
+        core.settle(&record, ending);
+    }
 }
 
 /// Does one thing with the slots. False when there is nothing to do: nothing waits, or nothing is
 /// free and nobody gives way.
 fn dispatch_one(core: &Arc<Core>) -> bool {
-    match core.queue.next_step(&core.alive_replicas(), core.stamp()) {
+    recovery::look(core);
+    match core.queue.next_step(core.stamp()) {
         None => return false,
         Some(Step::Start(job)) => start(core, &job),
         Some(Step::Resume(job)) => tell(core, &job, "resume", |runtime, id| runtime.resume(id)),
@@ -205,17 +225,23 @@ fn start(core: &Arc<Core>, job: &Running) {
     core.metrics.dispatched(record.state().stamps());
     let submitted = Job {
         request: Arc::clone(&record.request),
-        sink: Box::new(Sink::new(Arc::clone(core), Arc::clone(record))),
+        sink: Box::new(Sink::new(Arc::clone(core), job)),
     };
-    // A panic drops the job, and the sink's drop reports the fault.
+    // Where there is no runtime, and where it panics, the job is dropped, and its sink reports that.
     tell(core, job, "submit", |runtime, _| runtime.submit(submitted));
 }
 
-/// Calls the runtime of a job; a panic in there is logged and ends nothing here.
+/// Calls the runtime of a job. One that panics is lost.
 fn tell(core: &Core, job: &Running, what: &str, call: impl FnOnce(&dyn Runtime, RequestId)) {
-    let runtime = &*core.replicas[job.replica].runtime;
+    let Some(runtime) = core.fleet.get(job.replica) else {
+        return;
+    };
     let id = job.record.request.id;
-    if catch_unwind(AssertUnwindSafe(|| call(runtime, id))).is_err() {
-        tracing::error!(model = %core.model, %id, "a runtime panicked in {what}");
+    if catch_unwind(AssertUnwindSafe(|| call(&*runtime, id))).is_err() {
+        recovery::lose(
+            core,
+            job.replica,
+            &format!("its runtime panicked in {what}"),
+        );
     }
 }

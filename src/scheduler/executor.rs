@@ -8,25 +8,26 @@
 use super::admission::{self, Admission, Closed, Demand, Supply};
 use super::driver::{self, Turn};
 use super::estimate::Measured;
+use super::fleet::Fleet;
 use super::lifecycle::Stamp;
 use super::mailbox::{Receiver, Sender, mailbox, single};
 use super::metrics::{Metrics, ModelMetrics};
 use super::prefix_pool::PrefixPool;
-use super::queue::{Counts, Event, Queue, Slots};
+use super::queue::{Counts, Event, Queue};
 use super::record::{Ending, PRIORITY_MAX, Record, SubmitOptions};
 use super::refusal::SubmitError;
-use super::replica;
+use super::roster::{ReplicaCounts, Roster};
 use super::snapshot::{ReplicaSnapshot, RequestInfo, Snapshot, info};
 use super::ticket::{CancelHandle, Ticket, TokenStream};
 use crate::clock::{Clock, SystemClock};
 use crate::config::ExecutorConfig;
 use crate::request::{GenerationRequest, RequestError, RequestId};
-use crate::runtime::{LoopCost, ReplicaFactory, Runtime, held_tokens};
+use crate::runtime::{Capability, LoopCost, ReplicaFactory, Runtime, RuntimeStatus, held_tokens};
 use crate::tokenizer::{TextStream, Tokenizer};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long `shutdown` waits for runtimes to let go of jobs it cancelled, before it ends them.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
@@ -61,18 +62,11 @@ impl ExecutorContext {
     }
 }
 
-/// One replica with its limit.
-pub(crate) struct Replica {
-    pub(crate) runtime: Arc<dyn Runtime>,
-    /// `min(configured, capability)`.
-    pub(crate) target: u32,
-}
-
 /// What the executor, its driver, its sinks and its callers share.
 pub(crate) struct Core {
     pub(crate) model: String,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) replicas: Vec<Replica>,
+    pub(crate) fleet: Fleet,
     pub(crate) queue: Queue,
     pub(crate) metrics: ModelMetrics,
     pub(crate) config: ExecutorConfig,
@@ -104,21 +98,11 @@ impl Core {
         }
     }
 
-    /// Asked before the queue's lock is taken, because it calls into runtimes. Not asked of a
-    /// single replica: there is no choice, and a dead one answers each job with its fault.
-    pub(crate) fn alive_replicas(&self) -> Vec<bool> {
-        let alive = |replica: &Replica| replica.runtime.status().alive;
-        match self.replicas.as_slice() {
-            [_] => Vec::new(),
-            several => several.iter().map(alive).collect(),
-        }
-    }
-
     /// What loops cost; the replicas run the same model, so the first that knows speaks for all.
     fn loop_cost(&self) -> Option<LoopCost> {
-        self.replicas
-            .iter()
-            .find_map(|replica| replica.runtime.loop_cost())
+        self.fleet
+            .runtimes()
+            .find_map(|runtime| runtime.loop_cost())
     }
 
     fn demand(&self, record: &Record) -> Demand {
@@ -143,11 +127,11 @@ impl Core {
     /// None = its prompt and its longest answer.
     fn held_tokens(&self, request: &GenerationRequest) -> Option<u64> {
         let in_window = held_tokens(request);
-        let (Some(loops), Some(replica)) = (request.loops, self.replicas.first()) else {
+        let (Some(loops), Some(runtime)) = (request.loops, self.fleet.runtimes().next()) else {
             return in_window;
         };
         let whole = request.prompt.len() as u64 + u64::from(request.max_tokens);
-        let (asked, default) = replica.runtime.kv_room(loops);
+        let (asked, default) = runtime.kv_room(loops);
         let room = in_window.unwrap_or(whole).saturating_mul(asked.into());
         Some(room.div_ceil(u64::from(default.max(1))))
     }
@@ -160,9 +144,9 @@ impl Core {
             self.settle(&record, &ending);
         }
         let ending = Ending::Failed(fault);
-        for number in self.queue.running_numbers() {
-            if let Some(record) = self.queue.release(number, |_| None, self.clock.now()) {
-                self.settle(&record, &ending);
+        for job in self.queue.all_running() {
+            if self.queue.release(&job, None, self.clock.now()) {
+                self.settle(&job.record, &ending);
             }
         }
     }
@@ -195,25 +179,20 @@ impl Executor {
             model,
             clock,
             metrics,
-            factory: _,
+            factory,
         } = context;
         let tokenizer = runtimes.iter().find_map(|runtime| runtime.tokenizer());
-        let replicas: Vec<Replica> = runtimes
-            .into_iter()
-            .map(|runtime| {
-                let max_inflight = runtime.capability().max_inflight;
-                let target = replica::effective_target(config.target_max(), max_inflight);
-                Replica { runtime, target }
-            })
-            .collect();
-        let queue = Queue::new(replicas.iter().map(slots).collect(), &config, clock.now());
+        let capabilities = runtimes.iter().map(|runtime| runtime.capability());
+        let capabilities: Vec<Capability> = capabilities.collect();
+        let now = clock.now();
+        let roster = Roster::new(&capabilities, &config, factory.is_some(), now);
         let core = Core {
-            limits: limits(&replicas, &config),
+            limits: limits(&roster, &config, now),
+            queue: Queue::new(roster, &config, now),
             metrics: metrics.model(&model),
             model,
             clock,
-            replicas,
-            queue,
+            fleet: Fleet::new(runtimes, factory),
             prefix_pool: PrefixPool::new(config.prefix_pool_capacity),
             turn: Turn::new(),
             config,
@@ -247,6 +226,12 @@ impl Executor {
     #[doc(hidden)]
     pub fn start_without_thread(&self) {
         self.core.queue.open();
+    }
+
+    /// For tests: waits until no replica is being made anew; `drive` then puts it to use.
+    #[doc(hidden)]
+    pub fn wait_for_rebuilds(&self) {
+        self.core.fleet.join_rebuilders();
     }
 
     /// For tests: does on this thread what the driver would do now.
@@ -453,25 +438,30 @@ impl Executor {
     /// What the runtimes say is added without any lock of the scheduler.
     fn snapshot_of(&self, counts: Counts) -> Snapshot {
         let core = &self.core;
-        let replicas: Vec<ReplicaSnapshot> = core
-            .replicas
-            .iter()
-            .zip(&counts.inflight)
-            .map(|(replica, &inflight)| ReplicaSnapshot {
-                inflight,
-                target: replica.target,
-                status: replica.runtime.status(),
-            })
-            .collect();
+        let shown = |(replica, counts): (usize, &ReplicaCounts)| ReplicaSnapshot {
+            inflight: counts.inflight,
+            target: counts.target,
+            max_inflight: counts.max_inflight,
+            health: counts.health,
+            is_open: counts.is_open,
+            n_restarts: core.fleet.n_restarts(replica),
+            last_error: core.fleet.last_error(replica),
+            status: {
+                let status = core.fleet.status(replica);
+                let alive = status.alive && counts.health.is_live();
+                RuntimeStatus { alive, ..status }
+            },
+        };
+        let replicas: Vec<_> = counts.replicas.iter().enumerate().map(shown).collect();
         Snapshot {
             model: core.model.clone(),
             queue_depth: counts.queue_depth,
-            in_flight: counts.inflight.iter().sum(),
+            in_flight: counts.replicas.iter().map(|replica| replica.inflight).sum(),
             n_preempted: counts.n_preempted,
             preemptions: counts.preemptions,
             ema_dispatch_ms: counts.ema_dispatch_ms,
             configured_target_inflight: core.config.target_inflight,
-            effective_target_inflight: core.limits.capacity,
+            effective_target_inflight: counts.capacity,
             accepting: counts.closed.is_none(),
             has_failed: counts.closed == Some(Closed::Failed),
             prefix_pool: core.prefix_pool.stats(None),
@@ -532,14 +522,17 @@ impl Executor {
         let mut driver = self.driver.lock();
         let has_thread = driver.is_some();
         if has_thread && !core.queue.wait_idle(drain_timeout) {
-            for number in core.queue.running_numbers() {
-                let ending = ending.clone();
+            for job in core.queue.all_running() {
+                let (number, ending) = (job.number(), ending.clone());
                 core.queue.post(Event::Cancel { number, ending });
             }
             core.queue.wait_idle(CANCEL_GRACE);
         }
-        for replica in &core.replicas {
-            replica.runtime.shutdown(); // fails what is left through its sinks
+        // Whoever has the turn now may still be starting a restart; after it nobody does.
+        driver::run_pending(core);
+        core.fleet.join_rebuilders();
+        for runtime in core.fleet.runtimes() {
+            runtime.shutdown(); // fails what is left through its sinks
         }
         if let Some(thread) = driver.take() {
             core.queue.stop();
@@ -561,31 +554,19 @@ impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Executor")
             .field("model", &self.core.model)
-            .field("replicas", &self.core.replicas.len())
+            .field("replicas", &self.core.fleet.len())
             .finish_non_exhaustive()
     }
 }
 
-fn slots(replica: &Replica) -> Slots {
-    let capability = replica.runtime.capability();
-    Slots {
-        target: replica.target,
-        // A parked job that cannot be cancelled would have to run to its end first.
-        can_park: capability.can_park && capability.can_cancel,
-    }
-}
-
-/// The unchanging part of what admission looks at. A request must fit every replica, because it
-/// may go to any.
-fn limits(replicas: &[Replica], config: &ExecutorConfig) -> Supply {
-    let capabilities = || replicas.iter().map(|replica| replica.runtime.capability());
+/// What admission looks at of an executor that nobody uses. The queue brings what changes.
+fn limits(roster: &Roster, config: &ExecutorConfig, now: Instant) -> Supply {
+    let together = roster.together(now);
     Supply {
         closed: None,
-        context_length: capabilities().map(|c| c.context_length).min().unwrap_or(0),
-        kv_capacity_tokens: capabilities()
-            .map(|c| c.kv_capacity_tokens)
-            .min()
-            .unwrap_or(0),
+        no_replica_retry_s: None,
+        context_length: together.context_length,
+        kv_capacity_tokens: together.kv_capacity_tokens,
         queue_depth: 0,
         queue_ahead: 0,
         group_ahead: 0,
@@ -593,7 +574,7 @@ fn limits(replicas: &[Replica], config: &ExecutorConfig) -> Supply {
         queued_prompt_tokens: 0,
         max_queued_prompt_tokens: config.max_queued_prompt_tokens,
         in_flight: 0,
-        capacity: replicas.iter().map(|replica| replica.target).sum(),
+        capacity: roster.capacity_most(),
         may_preempt: false,
         measured: Measured::default(),
         loop_cost: None,

@@ -9,8 +9,8 @@ impl Executor {
     /// What requests may ask of it: what all of its runtimes can.
     #[must_use]
     pub fn features(&self) -> Features {
-        let all = self.core.replicas.iter();
-        all.map(|replica| replica.runtime.capabilities())
+        let all = self.core.fleet.runtimes();
+        all.map(|runtime| runtime.capabilities())
             .reduce(Features::and)
             .unwrap_or(Features::of(&[]))
     }
@@ -18,7 +18,7 @@ impl Executor {
     /// Whether requests leave this machine, so that each must have said that it may.
     #[must_use]
     pub fn asks_consent(&self) -> bool {
-        let mut all = self.core.replicas.iter();
-        all.any(|replica| replica.runtime.asks_consent())
+        let mut all = self.core.fleet.runtimes();
+        all.any(|runtime| runtime.asks_consent())
     }
 }

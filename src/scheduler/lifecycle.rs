@@ -18,6 +18,9 @@
 //! waiter gets says which. Done, Cancelled and Error are final: whoever makes the transition into
 //! one of them delivers the outcome, so it is delivered exactly once.
 //!
+//! *Requeue* leads from Dispatched, and from Preempted without a token, back to Queued: the replica died, or
+//! its upstream had no room. It is the only way back, so a request that gave a token never runs twice.
+//!
 //! Preempted is one state, drawn twice: a request in it resumes as what it was, which its stamp of
 //! the first token tells. Tokens and an end that were under way when the slot was taken still
 //! arrive, so a preempted request may get its first token and may finish.
@@ -50,7 +53,9 @@ pub struct Stamps {
     pub resumed: Option<Stamp>,
     /// How often it lost its slot.
     pub n_preemptions: u32,
-    /// Time without a slot since the first dispatch.
+    /// How often it went back from a replica to the queue; its other stamps are then those of the latest run.
+    pub n_requeues: u32,
+    /// Time without a slot since the dispatch.
     pub parked: Duration,
     /// Done, cancelled or failed.
     pub completed: Option<Stamp>,
@@ -113,6 +118,8 @@ pub enum Transition {
     Park,
     /// It has a slot again.
     Resume,
+    /// Its replica could not run it; it waits again.
+    Requeue,
     /// Ended well.
     Finish,
     /// Ended by the caller, a deadline in the queue, or a shutdown.
@@ -123,11 +130,12 @@ pub enum Transition {
 
 impl Transition {
     /// All of them, for tables.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Dispatch,
         Self::FirstToken,
         Self::Park,
         Self::Resume,
+        Self::Requeue,
         Self::Finish,
         Self::Cancel,
         Self::Fail,
@@ -155,6 +163,7 @@ impl Lifecycle {
             preempted: None,
             resumed: None,
             n_preemptions: 0,
+            n_requeues: 0,
             parked: Duration::ZERO,
             completed: None,
         })
@@ -162,7 +171,7 @@ impl Lifecycle {
 
     /// The one transition function: the diagram of the module doc.
     pub fn advance(self, transition: Transition, now: Stamp) -> Result<Self, IllegalTransition> {
-        use Transition::{Cancel, Dispatch, Fail, Finish, FirstToken, Park, Resume};
+        use Transition::{Cancel, Dispatch, Fail, Finish, FirstToken, Park, Requeue, Resume};
         let stamps = *self.stamps();
         let completed = Stamps {
             completed: Some(now),
@@ -192,6 +201,16 @@ impl Lifecycle {
                 parked: self.parked_until(now.at),
                 ..stamps
             })),
+            (Self::Dispatched(_) | Self::Preempted(_), Requeue) if stamps.first_token.is_none() => {
+                Ok(Self::Queued(Stamps {
+                    dispatched: None,
+                    preempted: None,
+                    resumed: None,
+                    n_requeues: stamps.n_requeues + 1,
+                    parked: Duration::ZERO,
+                    ..stamps
+                }))
+            }
             (Self::Dispatched(_) | Self::Decoding(_) | Self::Preempted(_), Finish) => {
                 Ok(Self::Done(completed))
             }
@@ -302,18 +321,18 @@ mod tests {
         let early = go(dispatched, Park);
         let late = go(decoding, Park);
         #[rustfmt::skip]
-        let table: [(Lifecycle, [&str; 7]); 10] = [
-            //            Dispatch      FirstToken   Park         Resume        Finish  Cancel       Fail
-            (queued,     ["dispatched", "-",         "-",         "-",          "-",    "cancelled", "-"]),
-            (dispatched, ["-",          "decoding",  "preempted", "-",          "done", "cancelled", "error"]),
-            (decoding,   ["-",          "-",         "preempted", "-",          "done", "cancelled", "error"]),
-            (early,      ["-",          "preempted", "-",         "dispatched", "done", "cancelled", "error"]),
-            (late,       ["-",          "-",         "-",         "decoding",   "done", "cancelled", "error"]),
-            (go(early, FirstToken), ["-", "-",       "-",         "decoding",   "done", "cancelled", "error"]),
-            (go(late, Resume), ["-",    "-",         "preempted", "-",          "done", "cancelled", "error"]),
-            (go(decoding, Transition::Finish), ["-"; 7]),
-            (go(decoding, Transition::Cancel), ["-"; 7]),
-            (go(decoding, Transition::Fail),   ["-"; 7]),
+        let table: [(Lifecycle, [&str; 8]); 10] = [
+            //            Dispatch      FirstToken   Park         Resume        Requeue   Finish  Cancel       Fail
+            (queued,     ["dispatched", "-",         "-",         "-",          "-",      "-",    "cancelled", "-"]),
+            (dispatched, ["-",          "decoding",  "preempted", "-",          "queued", "done", "cancelled", "error"]),
+            (decoding,   ["-",          "-",         "preempted", "-",          "-",      "done", "cancelled", "error"]),
+            (early,      ["-",          "preempted", "-",         "dispatched", "queued", "done", "cancelled", "error"]),
+            (late,       ["-",          "-",         "-",         "decoding",   "-",      "done", "cancelled", "error"]),
+            (go(early, FirstToken), ["-", "-",       "-",         "decoding",   "-",      "done", "cancelled", "error"]),
+            (go(late, Resume), ["-",    "-",         "preempted", "-",          "-",      "done", "cancelled", "error"]),
+            (go(decoding, Transition::Finish), ["-"; 8]),
+            (go(decoding, Transition::Cancel), ["-"; 8]),
+            (go(decoding, Transition::Fail),   ["-"; 8]),
         ];
         for (from, expected) in table {
             for (transition, expected) in Transition::ALL.into_iter().zip(expected) {

@@ -8,6 +8,7 @@
 //! its own through [`Metrics::registry`].
 
 use super::admission::Loops;
+use super::health::{Health, Setback};
 use super::lifecycle::{Lifecycle, Stamps};
 use super::record::{Ending, Record, SubmitOptions};
 use super::row_histogram::RowHistogram;
@@ -66,6 +67,8 @@ pub struct Metrics {
     slo_missed: IntCounterVec,
     prefix_tokens_reused: IntCounterVec,
     loops_downgraded: IntCounterVec,
+    requeued: IntCounterVec,
+    restarts: IntCounterVec,
     /// [`COUNTED_ELSEWHERE`], added to at scrape.
     counted: [IntCounterVec; COUNTED_ELSEWHERE.len()],
     batch_rows: RowHistogram,
@@ -82,6 +85,8 @@ struct Gauges {
     kv_blocks: GaugeVec,
     configured_target: GaugeVec,
     effective_target: GaugeVec,
+    replica_target: GaugeVec,
+    replicas: GaugeVec,
     ema_dispatch: GaugeVec,
     prefix_pool_entries: GaugeVec,
     prefix_pool_tokens: GaugeVec,
@@ -147,6 +152,16 @@ impl Gauges {
                 "Jobs all replicas should hold, after clamping to what they can.",
                 model,
             ),
+            replica_target: gauge(
+                "tinyloop_replica_target_inflight",
+                "Jobs a replica should hold now, after clamping to what it can.",
+                &["model", "replica"],
+            ),
+            replicas: gauge(
+                "tinyloop_replicas",
+                "Replicas by state: live, lost, restarting.",
+                &["model", "state"],
+            ),
             ema_dispatch: gauge(
                 "tinyloop_ema_dispatch_seconds",
                 "Moving average of the time from dispatch to completion; 0 before the first.",
@@ -209,6 +224,8 @@ impl Metrics {
             slo_missed: counter("tinyloop_slo_missed_total", "Requests with a latency objective that came too late, failed, or waited in the queue beyond their deadline.", model),
             prefix_tokens_reused: counter("tinyloop_prefix_tokens_reused_total", "Prompt tokens whose KV came from the prefix cache.", model),
             loops_downgraded: counter("tinyloop_loops_downgraded_total", "Requests that were granted fewer loops than asked to meet their latency objective.", model),
+            requeued: counter("tinyloop_requeued_total", "Requests that went back to the queue before their first token, by cause: their replica was lost, or its upstream was full.", &["model", "cause"]),
+            restarts: counter("tinyloop_replica_restarts_total", "Replicas that were lost and made anew.", model),
             counted: COUNTED_ELSEWHERE.map(|(name, help)| counter(name, help, model)),
             batch_rows: register(&registry, RowHistogram::new("tinyloop_batch_rows", "Rows of a quantum.")),
             gauges: Gauges::new(&registry),
@@ -263,6 +280,9 @@ impl Metrics {
             slo_missed: self.slo_missed.with_label_values(&label),
             prefix_tokens_reused: self.prefix_tokens_reused.with_label_values(&label),
             loops_downgraded: self.loops_downgraded.with_label_values(&label),
+            requeued_lost: self.requeued.with_label_values(&[model, "replica_lost"]),
+            requeued_overloaded: self.requeued.with_label_values(&[model, "overloaded"]),
+            restarts: self.restarts.with_label_values(&label),
             done: outcome("done"),
             cancelled: outcome("cancelled"),
             failed: outcome("error"),
@@ -309,6 +329,14 @@ impl Metrics {
             family
                 .with_label_values(&labels)
                 .set(f64::from(replica.inflight));
+            let target = gauges.replica_target.with_label_values(&labels);
+            target.set(f64::from(replica.target));
+        }
+        for state in Health::NAMES {
+            let in_state = snapshot.replicas.iter();
+            let n_replicas = in_state.filter(|r| r.health.name() == state).count();
+            let gauge = gauges.replicas.with_label_values(&[model, state]);
+            gauge.set(n_replicas as f64);
         }
         set(
             &gauges.running,
@@ -380,6 +408,9 @@ pub(crate) struct ModelMetrics {
     slo_missed: IntCounter,
     prefix_tokens_reused: IntCounter,
     loops_downgraded: IntCounter,
+    requeued_lost: IntCounter,
+    requeued_overloaded: IntCounter,
+    restarts: IntCounter,
     done: IntCounter,
     cancelled: IntCounter,
     failed: IntCounter,
@@ -462,6 +493,18 @@ impl ModelMetrics {
         if loops.is_some_and(|loops| loops.granted < loops.asked) {
             self.loops_downgraded.inc();
         }
+    }
+
+    pub(crate) fn requeued(&self, setback: Setback, n_requests: usize) {
+        let counter = match setback {
+            Setback::Lost => &self.requeued_lost,
+            Setback::Overloaded => &self.requeued_overloaded,
+        };
+        counter.inc_by(n_requests as u64);
+    }
+
+    pub(crate) fn restarted(&self) {
+        self.restarts.inc();
     }
 
     pub(crate) fn dispatched(&self, stamps: &Stamps) {

@@ -3,7 +3,8 @@
 //! Read in this order: `executor` (the library API: one per public model), `admission` (pure: may
 //! it enter; `refusal`: why not; `estimate`: from which measurements), `queue` (who is next; the one
 //! lock), `driver` (the thread that dispatches and completes), `dispatch` and `replica` (pure: who
-//! gets or gives up a slot, and where), `sink` (what a runtime reports through), `mailbox` and
+//! gets or gives up a slot, and where), `health`, `roster`, `fleet` and `recovery` (replicas that die and
+//! come back), `adaptive` (pure: how many jobs a replica should hold), `sink` (what a runtime reports through), `mailbox` and
 //! `ticket` (what the caller holds), `lifecycle` and `record` (the state of one request),
 //! `prefix_pool` and `prefixes` (prompts that stay computed), `snapshot` and `metrics` (what is
 //! shown).
@@ -20,15 +21,19 @@
 //!
 //! Invariants: a slot counts as used from dispatch until the *runtime* says that the job ended (or
 //! was told to park it), so `in_flight` is honest even after a cancel; every accepted request
-//! reaches exactly one final state and its waiter learns it; dropping a ticket or a stream cancels.
+//! reaches exactly one final state and its waiter learns it; a request that gave a token never runs twice;
+//! dropping a ticket or a stream cancels.
 //! What is not here: tokens of a quantum (`engine/batch`), HTTP, loading models (`pool`).
 
+pub mod adaptive;
 pub mod admission;
 pub(crate) mod dispatch;
 pub(crate) mod driver;
 pub mod estimate;
 pub mod executor;
 mod features;
+pub(crate) mod fleet;
+pub mod health;
 pub mod lifecycle;
 pub(crate) mod mailbox;
 pub mod metrics;
@@ -36,8 +41,10 @@ pub mod prefix_pool;
 pub mod prefixes;
 pub(crate) mod queue;
 pub(crate) mod record;
+pub(crate) mod recovery;
 pub mod refusal;
 pub mod replica;
+pub(crate) mod roster;
 pub(crate) mod row_histogram;
 pub(crate) mod sink;
 pub mod snapshot;
@@ -45,6 +52,7 @@ pub mod ticket;
 
 pub use admission::Loops;
 pub use executor::{Executor, ExecutorContext};
+pub use health::Health;
 pub use lifecycle::{Lifecycle, Stamp, Stamps};
 pub use metrics::Metrics;
 pub use prefix_pool::{NewPrefix, PrefixInfo, PrefixPoolStats};

@@ -271,6 +271,13 @@ impl PrefixPool {
         gone.map(|entry| entry.prefix.id).collect()
     }
 
+    /// What a replica has to pin that has nothing yet; to be asked while `change` is held.
+    pub(crate) fn kept_prefixes(&self) -> Vec<Prefix> {
+        let list = self.list.lock();
+        let kept = list.entries.iter().filter(|e| e.state != State::Pinning);
+        kept.map(|entry| entry.prefix.clone()).collect()
+    }
+
     pub(crate) fn infos(&self, owner: Option<&str>) -> Vec<PrefixInfo> {
         let list = self.list.lock();
         let of_owner = list.entries.iter().filter(|entry| entry.is_of(owner));

@@ -6,6 +6,8 @@
 //! another computes it inside its pin. No lock is held while waiting: the list notes what is under
 //! way (`prefix_pool`), and whoever comes second finds the same pins.
 //!
+//! A replica that is made anew is asked to pin all that are kept before it is used (`recovery`).
+//!
 //! **Room.** The list has a capacity, and each replica bounds the pages that pins may take. When the
 //! list is full the shortest entry goes, but only once the new prefix is pinned; where there is no
 //! room for both, the short one makes room first and comes back if even that was not enough. Below
@@ -245,7 +247,7 @@ impl Core {
 
     /// One channel per living replica.
     fn ask_pins(&self, prefix: &Prefix) -> Vec<Receiver<Result<u32, PinError>>> {
-        let alive = self.replicas.iter().map(|replica| &replica.runtime);
+        let alive = self.fleet.runtimes();
         let alive = alive.filter(|runtime| runtime.status().alive);
         alive
             .map(|runtime| {
@@ -257,8 +259,8 @@ impl Core {
     }
 
     fn unpin(&self, id: PrefixId) {
-        for replica in &self.replicas {
-            replica.runtime.unpin_prefix(id);
+        for runtime in self.fleet.runtimes() {
+            runtime.unpin_prefix(id);
         }
     }
 }

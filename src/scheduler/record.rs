@@ -5,6 +5,7 @@
 //! lock, so a waiter gets exactly one. What is not here: who decides (`driver`, `ticket`).
 
 use super::admission::Loops;
+use super::health::Setback;
 use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps, Transition};
 use super::mailbox::Sender;
 use super::queue::QueueKey;
@@ -84,8 +85,12 @@ pub(crate) struct Record {
     deliver: Sender,
     /// Guards the state and the delivery of the end; held for no call outside this file.
     lifecycle: Mutex<Lifecycle>,
-    /// Tokens delivered; a statistic, so relaxed.
+    /// Tokens delivered, or pieces of text; a statistic, so relaxed.
     n_tokens: AtomicU32,
+    /// How often its replica was lost, and how often its upstream was full. Changed and read under the
+    /// queue's lock only, so relaxed.
+    n_lost: AtomicU32,
+    n_overloaded: AtomicU32,
 }
 
 impl std::fmt::Debug for Record {
@@ -112,6 +117,8 @@ impl Record {
             deliver,
             lifecycle: Mutex::new(Lifecycle::queued(now)),
             n_tokens: AtomicU32::new(0),
+            n_lost: AtomicU32::new(0),
+            n_overloaded: AtomicU32::new(0),
         }
     }
 
@@ -134,6 +141,44 @@ impl Record {
         let mut state = self.lifecycle.lock();
         *state = state.advance(transition, now)?;
         Ok(*state.stamps())
+    }
+
+    /// The first token of a run. Refused when the request has ended, and when this run is not its latest.
+    pub(crate) fn first_token(
+        &self,
+        attempt: u32,
+        now: Stamp,
+    ) -> Result<Stamps, IllegalTransition> {
+        let mut state = self.lifecycle.lock();
+        let transition = Transition::FirstToken;
+        if state.stamps().n_requeues != attempt {
+            let from = state.name();
+            return Err(IllegalTransition { from, transition });
+        }
+        *state = state.advance(transition, now)?;
+        Ok(*state.stamps())
+    }
+
+    /// Back to the queue: from now on what its run reports is ignored. Refused once it gave a token.
+    pub(crate) fn requeue(&self, setback: Setback) -> Result<(), IllegalTransition> {
+        let mut state = self.lifecycle.lock();
+        let queued = state.stamps().queued; // no stamp is set
+        *state = state.advance(Transition::Requeue, queued)?;
+        let count = match setback {
+            Setback::Lost => &self.n_lost,
+            Setback::Overloaded => &self.n_overloaded,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// How often its replica was lost, and how often its upstream was full.
+    pub(crate) fn setbacks(&self) -> (u32, u32) {
+        let [n_lost, n_overloaded] = [&self.n_lost, &self.n_overloaded];
+        (
+            n_lost.load(Ordering::Relaxed),
+            n_overloaded.load(Ordering::Relaxed),
+        )
     }
 
     /// Ends the request and delivers the outcome. Err when it had ended already; then nothing
@@ -166,7 +211,7 @@ impl Record {
 
     /// Passes an event on. False when nobody listens or the request has ended.
     pub(crate) fn deliver(&self, event: GenerationEvent) -> bool {
-        if matches!(event, GenerationEvent::Token { .. }) {
+        if !matches!(event, GenerationEvent::PromptLogprobs(_)) {
             self.n_tokens.fetch_add(1, Ordering::Relaxed);
         }
         self.deliver.send(Delivery::Event(event))

@@ -48,6 +48,12 @@ pub enum SubmitError {
     /// The scheduler of this model broke; `/health` says so too.
     #[error("the model's scheduler failed; the server has to be restarted")]
     Failed,
+    /// Every replica is lost, and none came back in the time that a request may wait for one.
+    #[error("no replica of the model is running; one is restarted as soon as that works")]
+    NoReplica {
+        /// When the next attempt to restart one is due: 1..=30.
+        retry_after_s: u32,
+    },
     /// No tokens to start from.
     #[error("the prompt is empty; a generation needs at least one token to start from")]
     EmptyPrompt,
@@ -160,6 +166,7 @@ impl SubmitError {
             Self::Shutdown { .. } => "shutting_down",
             Self::ModelUnloading { .. } => "model_unloading",
             Self::Failed => "model_failed",
+            Self::NoReplica { .. } => "no_replica",
             Self::EmptyPrompt => "empty_prompt",
             Self::PromptTooLong { .. } | Self::TooLong { .. } => "context_length_exceeded",
             Self::KvTooSmall { .. } => "kv_too_small",
@@ -178,6 +185,7 @@ impl SubmitError {
             | Self::Shutdown { .. }
             | Self::ModelUnloading { .. }
             | Self::Failed
+            | Self::NoReplica { .. }
             | Self::QueueFull { .. }
             | Self::AdmissionRejected { .. } => true,
             Self::EmptyPrompt
@@ -194,6 +202,7 @@ impl SubmitError {
         match self {
             Self::Shutdown { retry_after_s, .. }
             | Self::ModelUnloading { retry_after_s, .. }
+            | Self::NoReplica { retry_after_s }
             | Self::QueueFull { retry_after_s, .. }
             | Self::AdmissionRejected { retry_after_s, .. } => Some(*retry_after_s),
             _ => None,
@@ -205,7 +214,9 @@ impl SubmitError {
     #[must_use]
     pub fn numbers(&self) -> Vec<(&'static str, f64)> {
         match *self {
-            Self::NotStarted | Self::Failed | Self::EmptyPrompt => Vec::new(),
+            Self::NotStarted | Self::Failed | Self::NoReplica { .. } | Self::EmptyPrompt => {
+                Vec::new()
+            }
             Self::Shutdown { in_flight, .. } | Self::ModelUnloading { in_flight, .. } => {
                 vec![("in_flight", f64::from(in_flight))]
             }

@@ -10,8 +10,8 @@ pub struct ReplicaLoad {
     pub inflight: u32,
     /// Jobs it should hold: `min(configured, capability)`.
     pub target: u32,
-    /// False after a fault.
-    pub alive: bool,
+    /// Whether it takes jobs now.
+    pub is_open: bool,
 }
 
 /// `min(configured, capability)`, at least 1 so that every model makes progress.
@@ -21,18 +21,14 @@ pub fn effective_target(configured: Option<u32>, max_inflight: u32) -> u32 {
 }
 
 /// The eligible replica with the lowest `inflight / target`; ties go round-robin, beginning after
-/// `last`. None when all are full or dead.
-///
-/// When *every* replica is dead the choice ignores that, because a dead runtime answers each job
-/// with its fault at once: waiters get an error instead of a wait without end.
+/// `last`. None when all are full or shut.
 #[must_use]
 pub fn choose(loads: &[ReplicaLoad], last: usize) -> Option<usize> {
-    let all_dead = loads.iter().all(|load| !load.alive);
     let order = (0..loads.len()).map(|step| (last + 1 + step) % loads.len());
     order
         .filter(|&index| {
             let load = loads[index];
-            (load.alive || all_dead) && load.inflight < load.target
+            load.is_open && load.inflight < load.target
         })
         .reduce(|best, index| {
             // a/b < c/d without division; the earlier one in round-robin order keeps a tie.
@@ -51,13 +47,13 @@ mod tests {
         ReplicaLoad {
             inflight,
             target,
-            alive: true,
+            is_open: true,
         }
     }
 
-    fn dead(inflight: u32, target: u32) -> ReplicaLoad {
+    fn shut(inflight: u32, target: u32) -> ReplicaLoad {
         ReplicaLoad {
-            alive: false,
+            is_open: false,
             ..load(inflight, target)
         }
     }
@@ -76,9 +72,9 @@ mod tests {
             (&[load(2, 8), load(1, 2)], 0, Some(0)),             // 2/8 is emptier than 1/2
             (&[load(1, 8), load(0, 1)], 1, Some(1)),
             (&[load(4, 4), load(3, 4)], 1, Some(1)),             // full ones are out
-            (&[dead(0, 4), load(3, 4)], 1, Some(1)),             // dead ones are out
-            (&[dead(0, 4), load(4, 4)], 1, None),
-            (&[dead(0, 4), dead(1, 4)], 1, Some(0)),             // all dead: fail fast
+            (&[shut(0, 4), load(3, 4)], 1, Some(1)),             // so are shut ones
+            (&[shut(0, 4), load(4, 4)], 1, None),
+            (&[shut(0, 4), shut(1, 4)], 1, None),
         ];
         for (loads, last, expected) in table {
             assert_eq!(choose(loads, *last), *expected, "{loads:?} after {last}");

@@ -5,8 +5,7 @@
 //! job) it reports a fault, so no waiter is left hanging.
 
 use super::executor::Core;
-use super::lifecycle::Transition;
-use super::queue::Event;
+use super::queue::{Event, Running};
 use super::record::{Ending, Record};
 use crate::request::{ConsumerGone, GenerationEvent, JobSink, RequestError};
 use std::sync::Arc;
@@ -16,15 +15,18 @@ use std::time::Instant;
 pub(crate) struct Sink {
     core: Arc<Core>,
     record: Arc<Record>,
+    /// Which run of the request this is.
+    attempt: u32,
     ended: bool,
     last_token: Option<Instant>,
 }
 
 impl Sink {
-    pub(crate) fn new(core: Arc<Core>, record: Arc<Record>) -> Self {
+    pub(crate) fn new(core: Arc<Core>, job: &Running) -> Self {
         Self {
             core,
-            record,
+            record: Arc::clone(&job.record),
+            attempt: job.attempt,
             ended: false,
             last_token: None,
         }
@@ -33,7 +35,11 @@ impl Sink {
     fn end(&mut self, ending: Ending) {
         self.ended = true;
         let number = self.record.key.number;
-        let event = Event::Ended { number, ending };
+        let event = Event::Ended {
+            number,
+            attempt: self.attempt,
+            ending,
+        };
         // A runtime that answers inside `submit` is called by whoever handles it next.
         match self.core.turn.is_own() {
             true => self.core.queue.post_to_self(event),
@@ -47,8 +53,9 @@ impl Sink {
         match self.last_token.replace(now.at) {
             Some(last) => self.core.metrics.token_gap(now.at.duration_since(last)),
             None => {
-                // Refused when the request was cancelled in between: then nobody listens.
-                let stamps = self.record.advance(Transition::FirstToken, now);
+                // Refused when the request was cancelled or went back to the queue in between: then
+                // nobody listens to this run.
+                let stamps = self.record.first_token(self.attempt, now);
                 let stamps = stamps.map_err(|_| ConsumerGone)?;
                 self.core.metrics.first_token(&stamps);
             }

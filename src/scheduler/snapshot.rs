@@ -5,6 +5,7 @@
 //! here: counters over time (`metrics`).
 
 use super::admission::Loops;
+use super::health::Health;
 use super::lifecycle::{Lifecycle, Stamp};
 use super::prefix_pool::PrefixPoolStats;
 use super::record::Record;
@@ -60,8 +61,18 @@ pub struct RequestInfo {
 pub struct ReplicaSnapshot {
     /// Jobs handed to it and not ended.
     pub inflight: u32,
-    /// `min(configured, capability)`.
+    /// Jobs it should hold: `min(configured, capability)`, or what was found by trying.
     pub target: u32,
+    /// Its capability: jobs it can hold.
+    pub max_inflight: u32,
+    /// Whether it works, and when it is tried to restart it.
+    pub health: Health,
+    /// Whether it takes jobs now: it works, and its upstream has not just said that it is full.
+    pub is_open: bool,
+    /// How often it was made anew.
+    pub n_restarts: u64,
+    /// Why it was lost the latest time, or could not be made anew; for the operator.
+    pub last_error: Option<String>,
     /// What it says of itself.
     pub status: RuntimeStatus,
 }
@@ -83,7 +94,7 @@ pub struct Snapshot {
     pub ema_dispatch_ms: Option<f64>,
     /// Per replica, as configured; None = what it can hold.
     pub configured_target_inflight: Option<TargetInflight>,
-    /// Over all replicas, after clamping.
+    /// Over all replicas that work, after clamping.
     pub effective_target_inflight: u32,
     /// Started and not closed.
     pub accepting: bool,

@@ -54,10 +54,11 @@ fn faults_reach_the_waiter_and_free_the_slot() {
         }
         bench.executor.drive();
         let error = ticket.wait().expect_err(fault);
-        assert!(
-            matches!(error, RequestError::Fault(_)),
-            "{fault}: {error:?}"
-        );
+        let is_right = match fault {
+            "panic" => matches!(error, RequestError::ReplicaLost(_)),
+            _ => matches!(error, RequestError::Fault(_)),
+        };
+        assert!(is_right, "{fault}: {error:?}");
         assert_eq!(bench.counts(), (0, 0), "{fault}");
     }
     assert_eq!(

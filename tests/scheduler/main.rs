@@ -4,6 +4,7 @@
 //! clock, so that each step is where the test says. `threads` runs real threads; `random` drives
 //! any sequence of operations against a small model; `native` asks a real one.
 
+mod adaptive;
 mod admission;
 mod cancel;
 mod drain;
@@ -13,6 +14,7 @@ mod native;
 mod order;
 mod preemption;
 mod random;
+mod replicas;
 mod streams;
 mod support;
 mod threads;

@@ -3,16 +3,16 @@
 //!
 //! After each operation: listing and counts are of one moment, slots and limits hold. After each
 //! turn of the driver also: no slot stays free while somebody could use it, whoever started came
-//! before whoever waits, and every preempted request has a full replica. At the end: nothing lost,
-//! nothing run twice, every waiter has one end, counters add up.
+//! before whoever waits, and every preempted request has a full replica. Replicas die, cannot be made anew
+//! for a while, and come back. At the end: nothing lost, nothing run twice after it gave a token, every waiter
+//! has one end, counters add up.
 
-use crate::support::{Bench, request};
+use crate::support::{Bench, Factory, request};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tinyloop::config::ExecutorConfig;
 use tinyloop::request::{RequestError, RequestId};
-use tinyloop::runtime::fake::FakeRuntime;
 use tinyloop::scheduler::{
     RequestInfo, Snapshot, StreamEvent, SubmitError, SubmitOptions, TokenStream,
 };
@@ -36,6 +36,12 @@ enum Op {
     Finish(usize),
     Fail(usize),
     Lose(usize),
+    /// The upstream has no room for this job.
+    Overload(usize),
+    /// A replica dies.
+    Die(usize),
+    /// Whether replicas can be made anew from now on.
+    Mend(bool),
     Cancel(usize),
     CancelById(usize),
     Drop(usize),
@@ -53,6 +59,9 @@ fn op() -> impl Strategy<Value = Op> {
         30 => (0_usize..100).prop_map(Op::Finish),
         5 => (0_usize..100).prop_map(Op::Fail),
         5 => (0_usize..100).prop_map(Op::Lose),
+        5 => (0_usize..100).prop_map(Op::Overload),
+        8 => (0_usize..100).prop_map(Op::Die),
+        3 => any::<bool>().prop_map(Op::Mend),
         10 => (0_usize..100).prop_map(Op::Cancel),
         5 => (0_usize..100).prop_map(Op::CancelById),
         10 => (0_usize..100).prop_map(Op::Drop),
@@ -86,17 +95,24 @@ fn pick<T: Copy>(items: &[T], choice: usize) -> Option<T> {
     (!items.is_empty()).then(|| items[choice % items.len()])
 }
 
-fn started(bench: &Bench) -> BTreeSet<RequestId> {
-    bench.runtimes.iter().flat_map(|r| r.submitted()).collect()
+/// Every run of every job, on all runtimes that there ever were.
+fn runs(factory: &Factory) -> Vec<RequestId> {
+    let all = factory.all.lock();
+    all.iter().flat_map(|runtime| runtime.submitted()).collect()
+}
+
+fn started(factory: &Factory) -> BTreeSet<RequestId> {
+    runs(factory).into_iter().collect()
 }
 
 impl Model {
     /// Whether a group fits, from what is seen before it comes.
     fn fits(snapshot: &Snapshot, n: usize) -> bool {
         let used = snapshot.in_flight as usize + snapshot.n_preempted;
+        let capacity = snapshot.effective_target_inflight as usize;
         (0..n).all(|ahead| {
             let depth = snapshot.queue_depth + ahead;
-            let slot_is_free = depth + used < CAPACITY as usize;
+            let slot_is_free = depth + used < capacity;
             let tokens = 3 * (depth as u64 + 1);
             slot_is_free || (depth < MAX_QUEUE_DEPTH && tokens <= MAX_QUEUED_TOKENS)
         })
@@ -117,6 +133,9 @@ impl Model {
                 }
             }
             Err(error) if self.unloaded => assert_eq!(error.reason(), "model_unloading"),
+            Err(SubmitError::NoReplica { .. }) => {
+                assert!(before.replicas.iter().all(|r| !r.health.is_live()));
+            }
             Err(error) => {
                 assert!(matches!(error, SubmitError::QueueFull { .. }), "{error:?}");
                 assert!(!Self::fits(&before, n), "{before:?} + {n}");
@@ -126,10 +145,10 @@ impl Model {
         }
     }
 
-    fn apply(&mut self, bench: &Bench, op: Op) {
+    fn apply(&mut self, bench: &Bench, factory: &Factory, op: Op) {
+        let runtimes = factory.latest.lock().clone();
         let running = |choice| {
-            let jobs: Vec<_> = bench
-                .runtimes
+            let jobs: Vec<_> = runtimes
                 .iter()
                 .flat_map(|runtime| runtime.running().into_iter().map(move |id| (runtime, id)))
                 .collect();
@@ -173,6 +192,16 @@ impl Model {
                     runtime.lose(id);
                 }
             }
+            Op::Overload(choice) => {
+                if let Some((runtime, id)) = running(choice) {
+                    let retry_after_ms = None;
+                    runtime.fail_with(id, RequestError::Overloaded { retry_after_ms });
+                }
+            }
+            Op::Die(choice) => runtimes[choice % runtimes.len()].die(),
+            Op::Mend(works) => {
+                *factory.refuses.lock() = (!works).then(|| "the test says so".to_owned());
+            }
             Op::Cancel(choice) => {
                 if let Some(id) = pick(&held, choice) {
                     self.stream(id).cancel();
@@ -196,7 +225,8 @@ impl Model {
             }
             Op::Drive => {
                 bench.executor.drive();
-                self.check_at_rest(bench);
+                self.check_at_rest(bench, factory);
+                bench.executor.wait_for_rebuilds(); // the next turn learns of it
             }
             Op::Unload => {
                 bench.executor.unload(Duration::ZERO);
@@ -241,7 +271,8 @@ impl Model {
     }
 
     /// What must hold when the driver has nothing more to do.
-    fn check_at_rest(&mut self, bench: &Bench) {
+    fn check_at_rest(&mut self, bench: &Bench, factory: &Factory) {
+        let runtimes = factory.latest.lock().clone();
         let (snapshot, listed) = bench.executor.inspect();
         let place = |info: &RequestInfo| self.entries[&info.id].place;
         let waiting = || listed.iter().filter(|info| info.state.name() == "queued");
@@ -249,17 +280,20 @@ impl Model {
             let replica = &snapshot.replicas[replica];
             replica.inflight == replica.target
         };
+        let is_shut = |replica: usize| !snapshot.replicas[replica].is_open;
         if waiting().next().is_some() {
             assert!(
-                (0..bench.runtimes.len()).all(full),
+                (0..runtimes.len()).all(|replica| full(replica) || is_shut(replica)),
                 "a slot is idle: {snapshot:?}"
             );
         }
-        for (index, runtime) in bench.runtimes.iter().enumerate() {
+        for (index, runtime) in runtimes.iter().enumerate() {
             assert!(runtime.parked().is_empty() || full(index), "{snapshot:?}");
         }
-        let now_started = started(bench);
-        let first_waiting = waiting().map(place).min();
+        // Who comes back from a lost replica may find that others have started since.
+        let now_started = started(factory);
+        let never_ran = waiting().filter(|info| info.state.stamps().n_requeues == 0);
+        let first_waiting = never_ran.map(place).min();
         for id in now_started.difference(&self.started) {
             let place = self.entries[id].place;
             assert!(
@@ -269,12 +303,19 @@ impl Model {
         }
         // Whoever waits is not above anybody who could still be preempted for it.
         let head = waiting().min_by_key(|info| place(info));
+        let open = |id| {
+            let at = runtimes
+                .iter()
+                .position(|runtime| runtime.running().contains(&id));
+            at.is_some_and(|replica| !is_shut(replica))
+        };
         if let Some(head) = head.filter(|_| self.preempts) {
             for info in listed.iter().filter(|info| !info.state.is_final()) {
                 let is_victim = ["dispatched", "decoding"].contains(&info.state.name())
                     && info.priority < head.priority
                     && place(info) > place(head)
-                    && info.state.stamps().n_preemptions < MAX_PREEMPTIONS;
+                    && info.state.stamps().n_preemptions < MAX_PREEMPTIONS
+                    && open(info.id);
                 assert!(!is_victim, "{info:?} should have given way to {head:?}");
             }
         }
@@ -293,7 +334,14 @@ fn end_of(mut stream: TokenStream) -> &'static str {
                 assert_eq!(tokens, [7, 8]);
                 return "done";
             }
-            StreamEvent::Failed(RequestError::Fault(_)) => return "error",
+            StreamEvent::Failed(
+                RequestError::Fault(_)
+                | RequestError::ReplicaLost(_)
+                | RequestError::Overloaded { .. },
+            ) => {
+                assert!([7, 8].starts_with(&tokens), "{tokens:?}");
+                return "error";
+            }
             StreamEvent::Failed(_) => return "cancelled",
         }
     }
@@ -313,12 +361,14 @@ proptest! {
             aging_interval_ms: AGING_MS as u64,
             preempt_running,
             max_preemptions: if preempt_running { MAX_PREEMPTIONS } else { 9 },
+            replica_wait: Duration::from_millis(60),
+            restart_backoff: Duration::from_millis(10),
             ..ExecutorConfig::default()
         };
-        let bench = Bench::with(vec![FakeRuntime::stepped(2), FakeRuntime::stepped(1)], config);
+        let (bench, factory) = Bench::rebuilding(&[2, 1], config);
         let mut model = Model { preempts: preempt_running, ..Model::default() };
         for op in ops {
-            model.apply(&bench, op);
+            model.apply(&bench, &factory, op);
             model.check(&bench);
         }
         bench.executor.shutdown(Duration::ZERO);
@@ -331,8 +381,14 @@ proptest! {
             let end = entry.stream.map(end_of);
             *waited.entry(end.unwrap_or("dropped")).or_default() += 1;
         }
-        let submitted: Vec<_> = bench.runtimes.iter().flat_map(|r| r.submitted()).collect();
-        prop_assert_eq!(submitted.len(), started(&bench).len(), "a job ran twice");
+        // A job ran again only after a setback, and a second run after a token would have shown in its text.
+        let submitted = runs(&factory);
+        let requeued = ["replica_lost", "overloaded"].map(|cause| {
+            bench.metric(&format!("tinyloop_requeued_total{{cause=\"{cause}\",model=\"m\"}}"))
+        });
+        let n_again = submitted.len() - started(&factory).len();
+        let n_requeued = requeued.iter().sum::<f64>() as usize;
+        prop_assert!(n_again <= n_requeued, "a job ran twice");
         let outcome = |name| bench.metric(&format!("tinyloop_requests_total{{model=\"m\",outcome=\"{name}\"}}")) as u64;
         let ends = ["done", "cancelled", "error"].map(|name| (name, outcome(name)));
         prop_assert_eq!(ends.iter().map(|(_, n)| n).sum::<u64>(), n_accepted);

@@ -1,16 +1,52 @@
 //! What every test of the executor needs: an executor that moves when the test says so.
 
+use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tinyloop::clock::ManualClock;
 use tinyloop::config::ExecutorConfig;
 use tinyloop::request::{GenerationRequest, RequestId};
-use tinyloop::runtime::Runtime;
 use tinyloop::runtime::fake::FakeRuntime;
+use tinyloop::runtime::{ReplicaFactory, Runtime};
 use tinyloop::scheduler::{
     Executor, ExecutorContext, Metrics, RequestInfo, SubmitError, SubmitOptions, Ticket,
     TokenStream,
 };
+
+/// Makes replicas anew, or fails to, as the test says.
+pub(crate) struct Factory {
+    /// Slots of each replica.
+    slots: Vec<u32>,
+    /// Why it makes none now.
+    pub(crate) refuses: Mutex<Option<String>>,
+    /// The latest runtime of each replica, those that the bench began with included.
+    pub(crate) latest: Mutex<Vec<Arc<FakeRuntime>>>,
+    /// All runtimes that there ever were.
+    pub(crate) all: Mutex<Vec<Arc<FakeRuntime>>>,
+    pub(crate) n_asked: AtomicU32,
+}
+
+impl Factory {
+    fn make(&self, replica: usize) -> Result<Arc<dyn Runtime>, String> {
+        self.n_asked.fetch_add(1, Ordering::Relaxed);
+        if let Some(why) = self.refuses.lock().clone() {
+            return Err(why);
+        }
+        let runtime = Arc::new(FakeRuntime::stepped(self.slots[replica]));
+        self.latest.lock()[replica] = Arc::clone(&runtime);
+        self.all.lock().push(Arc::clone(&runtime));
+        Ok(runtime)
+    }
+
+    pub(crate) fn runtime(&self, replica: usize) -> Arc<FakeRuntime> {
+        Arc::clone(&self.latest.lock()[replica])
+    }
+
+    pub(crate) fn n_asked(&self) -> u32 {
+        self.n_asked.load(Ordering::Relaxed)
+    }
+}
 
 /// An executor that moves when the test says so.
 pub(crate) struct Bench {
@@ -22,6 +58,39 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn with(runtimes: Vec<FakeRuntime>, config: ExecutorConfig) -> Self {
+        Self::new(runtimes, config, None)
+    }
+
+    /// Stepped replicas that are made anew when they die.
+    pub(crate) fn rebuilding(slots: &[u32], config: ExecutorConfig) -> (Self, Arc<Factory>) {
+        let factory = Arc::new(Factory {
+            slots: slots.to_vec(),
+            refuses: Mutex::new(None),
+            latest: Mutex::new(Vec::new()),
+            all: Mutex::new(Vec::new()),
+            n_asked: AtomicU32::new(0),
+        });
+        let its_factory = Arc::clone(&factory);
+        let make: ReplicaFactory = Arc::new(move |replica| its_factory.make(replica));
+        let runtimes = slots.iter().map(|&slots| FakeRuntime::stepped(slots));
+        let bench = Self::new(runtimes.collect(), config, Some(make));
+        *factory.latest.lock() = bench.runtimes.clone();
+        *factory.all.lock() = bench.runtimes.clone();
+        (bench, factory)
+    }
+
+    /// Does all that the driver and the threads that make replicas would do now.
+    pub(crate) fn settle(&self) {
+        self.executor.drive();
+        self.executor.wait_for_rebuilds();
+        self.executor.drive();
+    }
+
+    fn new(
+        runtimes: Vec<FakeRuntime>,
+        config: ExecutorConfig,
+        factory: Option<ReplicaFactory>,
+    ) -> Self {
         let runtimes: Vec<_> = runtimes.into_iter().map(Arc::new).collect();
         let clock = ManualClock::new();
         let metrics = Arc::new(Metrics::new());
@@ -29,7 +98,7 @@ impl Bench {
             model: "m".to_owned(),
             clock: Arc::new(clock.clone()),
             metrics: Arc::clone(&metrics),
-            factory: None,
+            factory,
         };
         let dynamic = runtimes.iter().map(|r| Arc::clone(r) as Arc<dyn Runtime>);
         let executor = Executor::with_context(dynamic.collect(), config, context);

@@ -13,12 +13,21 @@
 //! a record out of `waiting` owns its fate: it is dispatched or settled by that thread, once.
 //!
 //! A preempted job keeps its record in `running` and its place in the order in `parked`: it holds
-//! no slot and counts in no limit of the queue.
+//! no slot and counts in no limit of the queue. A job that comes back from a lost replica, or from an
+//! upstream that is full, waits again at its old place, exempt from those limits (`losses`); each run of a
+//! job is an *attempt*, and what an earlier one still reports is ignored.
 //!
 //! Records change to Dispatched, Preempted and back under this lock, so that a listing taken under
 //! it shows places and states of one moment.
 //!
-//! What is not here: any decision (`admission`, `dispatch`, `replica`) and any effect (`driver`).
+//! What is not here: any decision (`admission`, `dispatch`, `replica`, `health`), the books of replicas
+//! (`roster`) and any effect (`driver`, `recovery`).
+
+mod key;
+mod losses;
+
+pub(crate) use key::QueueKey;
+pub(crate) use losses::Back;
 
 use super::admission::{self, Admission, Closed, Demand, Supply};
 use super::dispatch::{self, Head, Holder, Move, Parked};
@@ -26,47 +35,43 @@ use super::estimate::{Estimates, Measured, Sample};
 use super::lifecycle::{Lifecycle, Stamp, Transition};
 use super::record::{Ending, Record};
 use super::refusal::SubmitError;
-use super::replica::ReplicaLoad;
+use super::roster::{ReplicaCounts, Roster};
 use crate::clock::Clock;
 use crate::config::ExecutorConfig;
+use crate::runtime::Capability;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Place in the queue; smaller is sooner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct QueueKey {
-    /// Milliseconds, see the module doc.
-    pub(crate) rank: i64,
-    /// Submit order; unique within an executor.
-    pub(crate) number: u64,
-}
+/// How often the driver's thread looks whether replicas still live.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The key of a request that came `queued_ms` after some fixed moment.
-fn queue_key(queued_ms: u64, priority: i32, aging_interval_ms: u64, number: u64) -> QueueKey {
-    let clamp = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    let rank = if aging_interval_ms == 0 {
-        -i64::from(priority)
-    } else {
-        let gained = i64::from(priority).saturating_mul(clamp(aging_interval_ms));
-        clamp(queued_ms).saturating_sub(gained)
-    };
-    QueueKey { rank, number }
-}
-
-/// What the driver has to look at. At most three per request: its submit, a cancel, its end.
+/// What the driver has to look at. At most three per run of a request (its submit, a cancel, its end), one
+/// per attempt to restart a replica.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// Something waits.
     Submitted,
     /// A runtime reported the end of a job.
-    Ended { number: u64, ending: Ending },
+    Ended {
+        number: u64,
+        /// Which run of it; see [`Running::attempt`].
+        attempt: u32,
+        ending: Ending,
+    },
     /// Somebody wants a running job to end.
     Cancel { number: u64, ending: Ending },
     /// The record's wait became too long; it is out of the queue.
     Expired(Arc<Record>),
+    /// It is time to look at the replicas.
+    Tick,
+    /// An attempt to make a replica anew has ended: what the new one can hold, or why there is none.
+    Rebuilt {
+        replica: usize,
+        result: Result<Capability, String>,
+    },
 }
 
 /// A job that a replica has.
@@ -75,8 +80,17 @@ pub(crate) struct Running {
     pub(crate) record: Arc<Record>,
     /// Index of its replica.
     pub(crate) replica: usize,
+    /// How often it was requeued before this run.
+    pub(crate) attempt: u32,
     /// It lost its slot for now.
     parked: bool,
+}
+
+/// A job that has no replica.
+struct Waiting {
+    record: Arc<Record>,
+    /// When its wait becomes too long.
+    deadline: Option<Instant>,
 }
 
 /// What the driver has to tell a runtime.
@@ -89,20 +103,13 @@ pub(crate) enum Step {
     Park(Running),
 }
 
-/// What the queue knows of a replica that never changes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Slots {
-    /// Jobs it should hold.
-    pub(crate) target: u32,
-    /// Whether a running job can give its slot up and be cancelled without it.
-    pub(crate) can_park: bool,
-}
-
 /// Counts for snapshots and metrics, taken at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Counts {
     pub(crate) queue_depth: usize,
-    pub(crate) inflight: Vec<u32>,
+    pub(crate) replicas: Vec<ReplicaCounts>,
+    /// Requests that those which live should hold.
+    pub(crate) capacity: u32,
     pub(crate) n_preempted: usize,
     pub(crate) preemptions: u64,
     pub(crate) ema_dispatch_ms: Option<f64>,
@@ -114,7 +121,7 @@ pub(crate) type Listing = Vec<(Arc<Record>, Lifecycle)>;
 
 struct State {
     closed: Option<Closed>,
-    waiting: BTreeMap<QueueKey, Arc<Record>>,
+    waiting: BTreeMap<QueueKey, Waiting>,
     /// Prompt tokens of `waiting`.
     queued_prompt_tokens: u64,
     /// Those of `waiting` with a deadline.
@@ -122,8 +129,10 @@ struct State {
     running: HashMap<u64, Running>,
     /// Replicas of those of `running` that lost their slots.
     parked: BTreeMap<QueueKey, usize>,
-    /// Jobs with a slot per replica; they and `parked` sum to `running.len()`.
-    loads: Vec<ReplicaLoad>,
+    /// Its slots in use and `parked` sum to `running.len()`.
+    roster: Roster,
+    /// When to look at the replicas again.
+    look_at: Instant,
     last_replica: usize,
     /// Slots taken from running jobs so far.
     preemptions: u64,
@@ -141,18 +150,12 @@ pub(crate) struct Queue {
     next_number: AtomicU64,
     start: Instant,
     aging_interval_ms: u64,
-    slots: Vec<Slots>,
     /// How often one request may lose its slot; 0 = never.
     max_preemptions: u32,
 }
 
 impl Queue {
-    pub(crate) fn new(slots: Vec<Slots>, config: &ExecutorConfig, now: Instant) -> Self {
-        let load = |slots: &Slots| ReplicaLoad {
-            inflight: 0,
-            target: slots.target,
-            alive: true,
-        };
+    pub(crate) fn new(roster: Roster, config: &ExecutorConfig, now: Instant) -> Self {
         Self {
             state: Mutex::new(State {
                 closed: Some(Closed::NotStarted),
@@ -161,8 +164,9 @@ impl Queue {
                 deadlines: BTreeSet::new(),
                 running: HashMap::new(),
                 parked: BTreeMap::new(),
-                loads: slots.iter().map(load).collect(),
-                last_replica: slots.len().saturating_sub(1),
+                last_replica: roster.loads().len().saturating_sub(1),
+                roster,
+                look_at: now + LOOK_INTERVAL,
                 preemptions: 0,
                 events: VecDeque::new(),
                 estimates: Estimates::new(config.ema_alpha),
@@ -173,7 +177,6 @@ impl Queue {
             next_number: AtomicU64::new(0),
             start: now,
             aging_interval_ms: config.aging_interval_ms,
-            slots,
             max_preemptions: if config.preempt_running {
                 config.max_preemptions
             } else {
@@ -187,7 +190,7 @@ impl Queue {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let queued_ms = now.duration_since(self.start).as_millis();
         let queued_ms = u64::try_from(queued_ms).unwrap_or(u64::MAX);
-        queue_key(queued_ms, priority, self.aging_interval_ms, number)
+        key::queue_key(queued_ms, priority, self.aging_interval_ms, number)
     }
 
     /// Takes submits from now on, unless it was closed before. Says whether this call opened it.
@@ -228,7 +231,10 @@ impl Queue {
             supply.queued_prompt_tokens += u64::from(demand.prompt_tokens);
         }
         for record in group.iter() {
-            state.put(record);
+            state.put(Waiting {
+                record: Arc::clone(record),
+                deadline: record.deadline,
+            });
         }
         if group.iter().any(|record| record.deadline.is_some()) {
             self.wake.notify_one(); // the thread may have to sleep less long
@@ -244,6 +250,13 @@ impl Queue {
     /// Takes a waiting request out; the caller must settle it.
     pub(crate) fn remove(&self, key: QueueKey) -> Option<Arc<Record>> {
         self.state.lock().take(key)
+    }
+
+    /// The same by its number, for one that ran when somebody looked and waits again.
+    pub(crate) fn remove_number(&self, number: u64) -> Option<Arc<Record>> {
+        let mut state = self.state.lock();
+        let key = *state.waiting.keys().find(|key| key.number == number)?;
+        state.take(key)
     }
 
     /// Leaves something for the driver.
@@ -272,12 +285,8 @@ impl Queue {
             if state.has_event(clock.now()) {
                 return true;
             }
-            match state.deadlines.first().copied() {
-                Some((deadline, _)) => {
-                    self.wake.wait_until(&mut state, deadline);
-                }
-                None => self.wake.wait(&mut state),
-            }
+            let due = state.next_due();
+            self.wake.wait_until(&mut state, due);
         }
     }
 
@@ -293,19 +302,17 @@ impl Queue {
     }
 
     /// Decides on the next use of the slots and carries it out as far as the books go. None when
-    /// there is nothing to do. `alive`: per replica, whether it works; empty = not asked.
-    pub(crate) fn next_step(&self, alive: &[bool], now: Stamp) -> Option<Step> {
+    /// there is nothing to do.
+    pub(crate) fn next_step(&self, now: Stamp) -> Option<Step> {
         let mut state = self.state.lock();
-        for (load, &alive) in state.loads.iter_mut().zip(alive) {
-            load.alive = alive;
-        }
         match self.choose(&state)? {
             Move::Start { replica } => {
                 let key = *state.waiting.keys().next()?;
                 let record = state.take(key)?;
-                state.loads[replica].inflight += 1;
+                state.roster.occupy(replica);
                 state.last_replica = replica;
                 let running = Running {
+                    attempt: record.state().stamps().n_requeues,
                     record,
                     replica,
                     parked: false,
@@ -322,7 +329,7 @@ impl Queue {
 
     fn choose(&self, state: &State) -> Option<Move> {
         let first = state.waiting.values().next();
-        self.choose_for(state, first.map(|record| head(record)))
+        self.choose_for(state, first.map(|waiting| head(&waiting.record)))
     }
 
     /// Whether a newcomer would not wait, because a running request gave it its slot.
@@ -348,16 +355,15 @@ impl Queue {
             usize::MAX
         };
         let holders = state.running.values().take(n_looked_at);
-        let holders = holders.filter_map(|job| self.holder(job, state.loads[job.replica]));
-        let (loads, last) = (&state.loads, state.last_replica);
+        let holders = holders.filter_map(|job| self.holder(job, &state.roster));
+        let (loads, last) = (state.roster.loads(), state.last_replica);
         dispatch::next_move(head, parked, loads, last, holders, self.max_preemptions)
     }
 
     /// A job as one that might lose its slot; None when it has none, or cannot.
-    fn holder(&self, job: &Running, load: ReplicaLoad) -> Option<Holder> {
+    fn holder(&self, job: &Running, roster: &Roster) -> Option<Holder> {
         let state = job.record.state();
-        let can_lose =
-            !job.parked && load.alive && self.slots[job.replica].can_park && !state.is_final();
+        let can_lose = !job.parked && roster.can_park(job.replica) && !state.is_final();
         can_lose.then(|| Holder {
             key: job.record.key,
             priority: job.record.options.priority,
@@ -365,30 +371,32 @@ impl Queue {
         })
     }
 
-    /// A running job.
-    pub(crate) fn running(&self, number: u64) -> Option<Running> {
+    /// A running job, if this is its latest run.
+    pub(crate) fn running(&self, number: u64, attempt: u32) -> Option<Running> {
+        self.state.lock().running_attempt(number, attempt).cloned()
+    }
+
+    /// A running job, whichever run it is.
+    pub(crate) fn running_now(&self, number: u64) -> Option<Running> {
         self.state.lock().running.get(&number).cloned()
     }
 
     /// Frees the slot of a job whose runtime is done with it. `sample`: what it says about the time
-    /// that requests take, if it says anything.
-    pub(crate) fn release(
-        &self,
-        number: u64,
-        sample: impl FnOnce(&Record) -> Option<Sample>,
-        now: Instant,
-    ) -> Option<Arc<Record>> {
+    /// that requests take, if it says anything. False when this run of it holds no slot any more.
+    pub(crate) fn release(&self, job: &Running, sample: Option<Sample>, now: Instant) -> bool {
         let mut state = self.state.lock();
-        let running = state.running.remove(&number)?;
-        if running.parked {
-            state.parked.remove(&running.record.key);
-        } else {
-            state.loads[running.replica].inflight -= 1;
+        let job = state.running_attempt(job.number(), job.attempt).cloned();
+        let Some(job) = job else {
+            return false;
+        };
+        if sample.is_some() && !job.parked {
+            let units = 1 + u64::from(job.record.n_tokens());
+            state.roster.completed(job.replica, units, now);
         }
-        let sample = sample(&running.record);
+        state.leave_slot(&job);
         state.estimates.released(sample, now);
         self.idle.notify_all();
-        Some(running.record)
+        true
     }
 
     /// Refuses from now on. The first reason stays. Returns who waited; the caller must settle
@@ -400,7 +408,8 @@ impl Queue {
         }
         state.deadlines.clear();
         state.queued_prompt_tokens = 0;
-        std::mem::take(&mut state.waiting).into_values().collect()
+        let waiting = std::mem::take(&mut state.waiting).into_values();
+        waiting.map(|waiting| waiting.record).collect()
     }
 
     /// Waits until nothing runs; false when `timeout` came first.
@@ -426,15 +435,16 @@ impl Queue {
         let state = self.state.lock();
         let mut running: Vec<_> = state.running.values().map(|job| &job.record).collect();
         running.sort_by_key(|record| record.key.number);
-        let records = state.waiting.values().chain(running);
+        let waiting = state.waiting.values().map(|waiting| &waiting.record);
+        let records = waiting.chain(running);
         let listing = records.map(|record| (Arc::clone(record), record.state()));
         let listing = listing.collect();
         (state.counts(), listing)
     }
 
-    /// Numbers of everyone who runs.
-    pub(crate) fn running_numbers(&self) -> Vec<u64> {
-        self.state.lock().running.keys().copied().collect()
+    /// Everyone who runs.
+    pub(crate) fn all_running(&self) -> Vec<Running> {
+        self.state.lock().running.values().cloned().collect()
     }
 }
 
@@ -452,8 +462,13 @@ impl State {
 
     /// What admission looks at, for a request without an objective.
     fn supply(&self, unchanging: Supply, now: Instant) -> Supply {
+        let together = self.roster.together(now);
         Supply {
             closed: self.closed,
+            no_replica_retry_s: together.no_replica_retry_s,
+            context_length: together.context_length,
+            kv_capacity_tokens: together.kv_capacity_tokens,
+            capacity: together.capacity,
             queue_depth: self.waiting.len(),
             queued_prompt_tokens: self.queued_prompt_tokens,
             in_flight: self.running.len() as u32,
@@ -468,7 +483,8 @@ impl State {
     fn counts(&self) -> Counts {
         Counts {
             queue_depth: self.waiting.len(),
-            inflight: self.loads.iter().map(|load| load.inflight).collect(),
+            capacity: self.roster.capacity(),
+            replicas: self.roster.counts(),
             n_preempted: self.parked.len(),
             preemptions: self.preemptions,
             ema_dispatch_ms: self.estimates.ema_dispatch_ms(),
@@ -501,36 +517,51 @@ impl State {
         let job = job.clone();
         if parked {
             self.parked.insert(key, job.replica);
-            self.loads[job.replica].inflight -= 1;
+            self.roster.vacate(job.replica);
             self.preemptions += 1;
         } else {
             self.parked.remove(&key);
-            self.loads[job.replica].inflight += 1;
+            self.roster.occupy(job.replica);
         }
         Some(job)
     }
 
-    fn put(&mut self, record: &Arc<Record>) {
-        self.waiting.insert(record.key, Arc::clone(record));
+    fn put(&mut self, waiting: Waiting) {
+        let record = &waiting.record;
         self.queued_prompt_tokens += u64::from(record.request.prompt_tokens());
-        if let Some(deadline) = record.deadline {
+        if let Some(deadline) = waiting.deadline {
             self.deadlines.insert((deadline, record.key));
         }
+        self.waiting.insert(record.key, waiting);
         self.events.push_back(Event::Submitted);
     }
 
     fn take(&mut self, key: QueueKey) -> Option<Arc<Record>> {
-        let record = self.waiting.remove(&key)?;
+        let Waiting { record, deadline } = self.waiting.remove(&key)?;
         self.queued_prompt_tokens -= u64::from(record.request.prompt_tokens());
-        if let Some(deadline) = record.deadline {
+        if let Some(deadline) = deadline {
             self.deadlines.remove(&(deadline, key));
         }
         Some(record)
     }
 
+    /// When there is something to do by the time alone.
+    fn next_due(&self) -> Instant {
+        let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
+        let tick = self.next_tick();
+        deadline.map_or(tick, |deadline| deadline.min(tick))
+    }
+
+    fn next_tick(&self) -> Instant {
+        let due = match self.closed {
+            None => self.roster.next_due(!self.waiting.is_empty()),
+            Some(_) => None,
+        };
+        due.map_or(self.look_at, |due| due.min(self.look_at))
+    }
+
     fn has_event(&self, now: Instant) -> bool {
-        let is_due = |(deadline, _): &(Instant, QueueKey)| *deadline <= now;
-        !self.events.is_empty() || self.deadlines.first().is_some_and(is_due)
+        !self.events.is_empty() || self.next_due() <= now
     }
 
     /// Ends before deadlines: a slot that came free in time is used for who waited in time.
@@ -538,46 +569,14 @@ impl State {
         if let Some(event) = self.events.pop_front() {
             return Some(event);
         }
+        if self.next_tick() <= now {
+            self.look_at = now + LOOK_INTERVAL;
+            return Some(Event::Tick);
+        }
         let (deadline, key) = *self.deadlines.first()?;
         if deadline > now {
             return None;
         }
         self.take(key).map(Event::Expired)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        /// Without aging the order is exactly (priority desc, submit order).
-        #[test]
-        fn without_aging_the_order_is_priority_then_submit(
-            jobs in prop::collection::vec((0_u64..1000, -100_i32..=100), 1..50)
-        ) {
-            let mut keys: Vec<_> = jobs.iter().zip(0..)
-                .map(|(&(queued_ms, priority), number)| queue_key(queued_ms, priority, 0, number))
-                .collect();
-            keys.sort();
-            let mut expected: Vec<u64> = (0..jobs.len() as u64).collect();
-            expected.sort_by_key(|&number| -jobs[number as usize].1);
-            let order: Vec<u64> = keys.iter().map(|key| key.number).collect();
-            prop_assert_eq!(order, expected);
-        }
-
-        /// A job is overtaken only by those that come within `levels * interval` after it.
-        #[test]
-        fn aging_bounds_how_long_one_can_be_overtaken(
-            queued_ms in 0_u64..1_000_000, low in -100_i32..=100, levels in 0_i32..=200,
-            interval in 1_u64..100_000, later_ms in 0_u64..100_000_000,
-        ) {
-            let high = (low + levels).min(100);
-            let waits = queue_key(queued_ms, low, interval, 0);
-            let comes = queue_key(queued_ms + later_ms, high, interval, 1);
-            let bound = (high - low) as u64 * interval;
-            prop_assert_eq!(comes < waits, later_ms < bound);
-        }
     }
 }
