@@ -55,6 +55,7 @@
 //! | `http-ops-N` | 2 | `/health`, `/ready`, `/metrics`, list and cancel, so that they answer when all workers are busy |
 //! | `management-N` | 4, and one for bodies that are refused | the management plane (tiny_http, loopback) |
 //! | `driver-MODEL` | 1 per model | dispatch and completion of that model's queue |
+//! | `rebuild-MODEL-N` | 1 per lost replica, while it is made anew | nothing: it ends the old runtime and puts a new one in its place |
 //! | `engine-MODEL` | 1 per native replica | backend, KV pool, sequences |
 //! | `upstream-MODEL-N-I` | at most one per job a server is given | one call to another server at a time |
 //! | `child-MODEL-N`, `log-MODEL-N` | 1 each per child process | waiting for its end; reading what it prints |

@@ -9,6 +9,7 @@ use super::router::Route;
 use super::state::ServerState;
 use crate::pool::PoolEntry;
 use crate::pool::state::{Leaving, State};
+use crate::scheduler::{Health, ReplicaSnapshot, Snapshot};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -58,31 +59,66 @@ pub fn options(route: &Route) -> OpsAnswer {
     }
 }
 
-/// Whether a replica hangs: a step longer than `stall` while it has work, or a dead runtime.
-fn is_stuck(alive: bool, step_age: Option<Duration>, stall: Duration) -> bool {
-    !alive || step_age.is_some_and(|age| age > stall)
+/// How a replica is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wellness {
+    Well,
+    /// It died and is being restarted; nothing else has to be done.
+    Mending,
+    /// Only a restart of the server helps: its step takes longer than `stall` while it has work, or it
+    /// died and cannot be made anew.
+    Stuck,
 }
 
-/// Liveness: 503 when an engine has stopped making progress; restarting helps.
-#[must_use]
-pub fn health(state: &ServerState) -> OpsAnswer {
-    let mut stuck = Vec::new();
-    for model in state.models() {
-        let snapshot = model.executor.snapshot();
-        let is_dead = |status: &crate::runtime::RuntimeStatus| {
-            is_stuck(status.alive, status.step_age, state.stall())
-        };
-        let replicas = snapshot.replicas.iter();
-        let is_broken =
-            snapshot.has_failed || replicas.into_iter().any(|replica| is_dead(&replica.status));
-        // During the stop the runtimes end on purpose.
-        if !state.is_draining() && is_broken {
-            stuck.push(model.name.clone());
+fn wellness(replica: &ReplicaSnapshot, stall: Duration) -> Wellness {
+    let hangs = replica.status.step_age.is_some_and(|age| age > stall);
+    match (replica.health, replica.status.alive) {
+        (Health::Live { .. }, _) if hangs => Wellness::Stuck,
+        (Health::Live { .. }, true) => Wellness::Well,
+        // Nobody has looked yet; what becomes of it depends on whether it can be replaced.
+        (Health::Live { .. }, false) if !replica.can_be_replaced => Wellness::Stuck,
+        (Health::Lost { retry_at: None, .. }, _) => Wellness::Stuck,
+        (Health::Live { .. } | Health::Lost { .. } | Health::Restarting { .. }, _) => {
+            Wellness::Mending
         }
     }
-    match stuck.is_empty() {
-        true => OpsAnswer::json(200, &json!({"status": "ok"})),
-        false => OpsAnswer::json(503, &json!({"status": "stalled", "models": stuck})),
+}
+
+/// Replicas that are being restarted, for people.
+fn mending(model: &str, snapshot: &Snapshot, stall: Duration) -> Vec<Value> {
+    let all = snapshot.replicas.iter().enumerate();
+    let ill = all.filter(|(_, replica)| wellness(replica, stall) == Wellness::Mending);
+    ill.map(|(index, replica)| {
+        json!({"model": model, "replica": index, "state": replica.health.name()})
+    })
+    .collect()
+}
+
+/// Liveness: 503 when an engine has stopped making progress; restarting the server helps. Replicas that
+/// are restarted anyway are shown as `degraded`, with 200.
+#[must_use]
+pub fn health(state: &ServerState) -> OpsAnswer {
+    let (mut stuck, mut ill) = (Vec::new(), Vec::new());
+    for model in state.models() {
+        let snapshot = model.executor.snapshot();
+        let is_stuck = |replica| wellness(replica, state.stall()) == Wellness::Stuck;
+        // During a stop, of the server or of the model, the runtimes end on purpose.
+        let is_ending = state.is_draining() || (!snapshot.accepting && !snapshot.has_failed);
+        if is_ending {
+            continue;
+        }
+        if snapshot.has_failed || snapshot.replicas.iter().any(is_stuck) {
+            stuck.push(model.name.clone());
+        }
+        ill.extend(mending(&model.name, &snapshot, state.stall()));
+    }
+    match (stuck.is_empty(), ill.is_empty()) {
+        (true, true) => OpsAnswer::json(200, &json!({"status": "ok"})),
+        (true, false) => OpsAnswer::json(200, &json!({"status": "degraded", "replicas": ill})),
+        (false, _) => {
+            let body = json!({"status": "stalled", "models": stuck, "replicas": ill});
+            OpsAnswer::json(503, &body)
+        }
     }
 }
 
@@ -161,13 +197,44 @@ pub fn root(state: &ServerState) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::RuntimeStatus;
+    use std::time::Instant;
 
     #[test]
-    fn an_engine_is_stuck_when_dead_or_in_a_step_for_too_long() {
+    fn replicas_are_well_mending_or_stuck() {
         let stall = Duration::from_secs(30);
-        assert!(is_stuck(false, None, stall));
-        assert!(is_stuck(true, Some(Duration::from_secs(31)), stall));
-        assert!(!is_stuck(true, Some(Duration::from_secs(30)), stall));
-        assert!(!is_stuck(true, None, stall));
+        let now = Instant::now();
+        let live = Health::live(now);
+        let lost = |retry_at| Health::Lost {
+            n_failures: 0,
+            retry_at,
+        };
+        let of = |health, alive, step_s: Option<u64>, can_be_replaced| {
+            let replica = ReplicaSnapshot {
+                inflight: 0,
+                target: 1,
+                max_inflight: 1,
+                health,
+                is_open: true,
+                can_be_replaced,
+                n_restarts: 0,
+                last_error: None,
+                status: RuntimeStatus {
+                    alive,
+                    step_age: step_s.map(Duration::from_secs),
+                    ..RuntimeStatus::default()
+                },
+            };
+            wellness(&replica, stall)
+        };
+        assert!(of(live, true, None, false) == Wellness::Well);
+        assert!(of(live, true, Some(30), false) == Wellness::Well);
+        assert!(of(live, true, Some(31), true) == Wellness::Stuck);
+        assert!(of(live, false, None, false) == Wellness::Stuck);
+        assert!(of(live, false, None, true) == Wellness::Mending);
+        assert!(of(lost(None), false, None, false) == Wellness::Stuck);
+        assert!(of(lost(Some(now)), false, None, true) == Wellness::Mending);
+        let restarting = Health::Restarting { n_failures: 1 };
+        assert!(of(restarting, false, None, true) == Wellness::Mending);
     }
 }

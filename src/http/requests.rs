@@ -93,7 +93,11 @@ fn model_object(
         json!({
             "in_flight": replica.inflight,
             "target_inflight": replica.target,
+            "max_inflight": replica.max_inflight,
             "alive": replica.status.alive,
+            "state": replica.health.name(),
+            "open": replica.is_open,
+            "restarts": replica.n_restarts,
             "running": replica.status.running,
             "kv_pages_total": replica.status.kv_pages_total,
             "kv_pages_used": replica.status.kv_pages_used,

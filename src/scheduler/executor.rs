@@ -444,6 +444,7 @@ impl Executor {
             max_inflight: counts.max_inflight,
             health: counts.health,
             is_open: counts.is_open,
+            can_be_replaced: core.fleet.factory().is_some(),
             n_restarts: core.fleet.n_restarts(replica),
             last_error: core.fleet.last_error(replica),
             status: {

@@ -111,78 +111,24 @@ impl Gauges {
             register(registry, GaugeVec::new(Opts::new(name, help), labels))
         };
         let model = &["model"];
-        Self {
-            queue_depth: gauge(
-                "tinyloop_queue_depth",
-                "Requests waiting for a slot.",
-                model,
-            ),
-            in_flight: gauge(
-                "tinyloop_in_flight",
-                "Requests that hold a slot of a replica.",
-                &["model", "replica"],
-            ),
-            running: gauge(
-                "tinyloop_num_requests_running",
-                "Requests the runtimes make progress on.",
-                model,
-            ),
-            waiting: gauge(
-                "tinyloop_num_requests_waiting",
-                "Requests waiting in the queue, inside a runtime, or for a slot they lost.",
-                model,
-            ),
-            kv_usage: gauge(
-                "tinyloop_kv_cache_usage_ratio",
-                "Part of the KV pages that running requests hold.",
-                model,
-            ),
-            kv_blocks: gauge(
-                "tinyloop_kv_blocks",
-                "Blocks of KV by state: used by requests, cached for reuse, free.",
-                &["model", "state"],
-            ),
-            configured_target: gauge(
-                "tinyloop_configured_target_inflight",
-                "Jobs a replica should hold, as configured; 0 means what it can hold, or what is found by trying.",
-                model,
-            ),
-            effective_target: gauge(
-                "tinyloop_effective_target_inflight",
-                "Jobs all replicas should hold, after clamping to what they can.",
-                model,
-            ),
-            replica_target: gauge(
-                "tinyloop_replica_target_inflight",
-                "Jobs a replica should hold now, after clamping to what it can.",
-                &["model", "replica"],
-            ),
-            replicas: gauge(
-                "tinyloop_replicas",
-                "Replicas by state: live, lost, restarting.",
-                &["model", "state"],
-            ),
-            ema_dispatch: gauge(
-                "tinyloop_ema_dispatch_seconds",
-                "Moving average of the time from dispatch to completion; 0 before the first.",
-                model,
-            ),
-            prefix_pool_entries: gauge(
-                "tinyloop_prefix_pool_entries",
-                "Registered prefixes.",
-                model,
-            ),
-            prefix_pool_tokens: gauge(
-                "tinyloop_prefix_pool_cached_tokens",
-                "Tokens of the registered prefixes whose KV is kept.",
-                model,
-            ),
-            up: gauge(
-                "tinyloop_up",
-                "1 while the model takes requests and a replica is alive.",
-                model,
-            ),
-        }
+        #[rustfmt::skip]
+        let gauges = Self {
+            queue_depth: gauge("tinyloop_queue_depth", "Requests waiting for a slot.", model),
+            in_flight: gauge("tinyloop_in_flight", "Requests that hold a slot of a replica.", &["model", "replica"]),
+            running: gauge("tinyloop_num_requests_running", "Requests the runtimes make progress on.", model),
+            waiting: gauge("tinyloop_num_requests_waiting", "Requests waiting in the queue, inside a runtime, or for a slot they lost.", model),
+            kv_usage: gauge("tinyloop_kv_cache_usage_ratio", "Part of the KV pages that running requests hold.", model),
+            kv_blocks: gauge("tinyloop_kv_blocks", "Blocks of KV by state: used by requests, cached for reuse, free.", &["model", "state"]),
+            configured_target: gauge("tinyloop_configured_target_inflight", "Jobs a replica should hold, as configured; 0 means what it can hold, or what is found by trying.", model),
+            effective_target: gauge("tinyloop_effective_target_inflight", "Jobs all replicas should hold, after clamping to what they can.", model),
+            replica_target: gauge("tinyloop_replica_target_inflight", "Jobs a replica should hold now, after clamping to what it can.", &["model", "replica"]),
+            replicas: gauge("tinyloop_replicas", "Replicas by state: live, lost, restarting.", &["model", "state"]),
+            ema_dispatch: gauge("tinyloop_ema_dispatch_seconds", "Moving average of the time from dispatch to completion; 0 before the first.", model),
+            prefix_pool_entries: gauge("tinyloop_prefix_pool_entries", "Registered prefixes.", model),
+            prefix_pool_tokens: gauge("tinyloop_prefix_pool_cached_tokens", "Tokens of the registered prefixes whose KV is kept.", model),
+            up: gauge("tinyloop_up", "1 while the model takes requests and a replica is alive.", model),
+        };
+        gauges
     }
 }
 

@@ -69,6 +69,8 @@ pub struct ReplicaSnapshot {
     pub health: Health,
     /// Whether it takes jobs now: it works, and its upstream has not just said that it is full.
     pub is_open: bool,
+    /// Whether a new one takes its place when it dies.
+    pub can_be_replaced: bool,
     /// How often it was made anew.
     pub n_restarts: u64,
     /// Why it was lost the latest time, or could not be made anew; for the operator.
