@@ -22,7 +22,8 @@
 //! outside of one the limit shrinks to seven tenths (multiplicative decrease: D.-M. Chiu and R. Jain, 1989),
 //! once per round.
 //!
-//! A round is a whole number of times the limit in completions, after as many that only flush out what ran
+//! A round is a whole number of times the limit in completions, so that waves of jobs that began together do
+//! not tilt it, and at least some dozens, after as many as the limit that only flush out what ran
 //! under the limit before. Completions while there was too little work to fill the limit say nothing about it
 //! and begin the round anew, so an idle model keeps what it found. The limit is never below 1, nor above the
 //! maximum, which is the smaller of the configured one and the capability.
@@ -30,9 +31,9 @@
 use std::time::Instant;
 
 /// Fewest completions that a throughput is measured over.
-const COMPLETIONS_MIN: u32 = 8;
+const COMPLETIONS_MIN: u32 = 32;
 /// A power so many times as high is better; less may be chance.
-const BETTER: f64 = 1.02;
+const BETTER: f64 = 1.04;
 /// Rounds of rest between experiments.
 const HOLD_ROUNDS: u32 = 2;
 /// A change of the throughput by this factor ends the rest.
@@ -238,7 +239,7 @@ fn small_step(limit: u32) -> u32 {
 }
 
 fn n_measured(limit: u32) -> u32 {
-    limit.saturating_mul(COMPLETIONS_MIN.div_ceil(limit))
+    limit.saturating_mul(COMPLETIONS_MIN.div_ceil(limit).max(2))
 }
 
 fn round(n_settling: u32, limit: u32) -> Round {
