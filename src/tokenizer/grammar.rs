@@ -7,7 +7,7 @@
 //! size and the lexer's work; a panic inside is an error of that request. What is not here: when the
 //! sets of tokens are computed (`engine/masks`), which fields of which API ask for it (`http`).
 
-use super::{EncodeOptions, Tokenizer};
+use super::{EncodeOptions, Tokenizer, gbnf};
 use crate::constraint::{Constraint, ConstraintSource, Next, TokenSet};
 use crate::request::TokenId;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -36,8 +36,8 @@ pub enum GrammarSpec {
     JsonObject,
     /// JSON that a schema admits.
     JsonSchema(Value),
-    /// A context-free grammar in the dialect of Lark that the crate reads; begins at `start`.
-    Lark(String),
+    /// A context-free grammar: GBNF from `root`, or the crate's dialect of Lark from `start`.
+    ContextFree(String),
     /// The whole answer matches.
     Regex(String),
     /// One of these texts.
@@ -267,7 +267,10 @@ fn top_level(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
         GrammarSpec::JsonSchema(_) => {
             return Err(GrammarError("a JSON schema is an object".to_owned()));
         }
-        GrammarSpec::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+        GrammarSpec::ContextFree(text) if gbnf::is_gbnf(text) => {
+            TopLevelGrammar::from_lark(gbnf::to_lark(text).map_err(GrammarError)?)
+        }
+        GrammarSpec::ContextFree(text) => TopLevelGrammar::from_lark(text.clone()),
         GrammarSpec::Regex(text) => TopLevelGrammar::from_regex(text),
         GrammarSpec::Choice(texts) => {
             if texts.is_empty() || texts.iter().any(String::is_empty) {
@@ -397,7 +400,8 @@ mod tests {
             found.iter().all(|answer| texts.contains(answer)),
             "{found:?}"
         );
-        let lark = GrammarSpec::Lark("start: \"(\" inner \")\"\ninner: \"x\" | start".to_owned());
+        let lark =
+            GrammarSpec::ContextFree("start: \"(\" inner \")\"\ninner: \"x\" | start".to_owned());
         for answer in answers(&lark, false) {
             let depth = answer.find('x').expect("an x");
             assert_eq!(
@@ -450,8 +454,8 @@ mod tests {
             schema("[]"),
             schema("false"),
             GrammarSpec::Regex("(".to_owned()),
-            GrammarSpec::Lark("start: nothing".to_owned()),
-            GrammarSpec::Lark(String::new()),
+            GrammarSpec::ContextFree("start: nothing".to_owned()),
+            GrammarSpec::ContextFree(String::new()),
             GrammarSpec::Choice(Vec::new()),
             GrammarSpec::Choice(vec![String::new()]),
             GrammarSpec::Regex("x".repeat(GRAMMAR_BYTES_MAX)),

@@ -13,6 +13,7 @@ mod bpe;
 mod chat_prompt;
 pub mod chat_template;
 mod from_gguf;
+mod gbnf;
 pub mod grammar;
 mod pretokenizers;
 mod special;
