@@ -146,6 +146,7 @@ impl ModelLoader for Loader {
             context_length: executor.context_length(),
             executor: Arc::new(executor),
             tokenizer: None,
+            grammars: None,
             chat_template: Err("a stand-in".to_owned()),
             meta: ModelMeta {
                 memory: Self::memory(config),

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 )]
 pub enum ErrorCode {
     InvalidJson,
+    InvalidJsonSchema,
     InvalidValue,
     MissingRequiredParameter,
     UnsupportedParameter,
@@ -73,6 +74,7 @@ impl ErrorCode {
         const UNAVAILABLE: &str = "service_unavailable_error";
         match self {
             Self::InvalidJson => (400, INVALID, "invalid_json"),
+            Self::InvalidJsonSchema => (400, INVALID, "invalid_json_schema"),
             Self::InvalidValue => (400, INVALID, "invalid_value"),
             Self::MissingRequiredParameter => (400, INVALID, "missing_required_parameter"),
             Self::UnsupportedParameter => (400, INVALID, "unsupported_parameter"),

@@ -22,7 +22,7 @@ use crate::runtime::fake::{self, FakeRuntime, Pace};
 use crate::runtime::native::{BackendKind, NativeRuntime, Place};
 use crate::runtime::{ReplicaFactory, Runtime, foreign};
 use crate::scheduler::{Executor, ExecutorContext, Metrics};
-use crate::tokenizer::{ChatTemplate, Tokenizer};
+use crate::tokenizer::{ChatTemplate, Grammars, Tokenizer};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,6 +137,7 @@ impl ModelLoader for SourceLoader {
             created: SystemTime::now(),
             context_length: executor.context_length(),
             executor: Arc::new(executor),
+            grammars: recipe.tokenizer.clone().map(Grammars::new).map(Arc::new),
             tokenizer: recipe.tokenizer,
             chat_template: recipe.chat_template,
             meta: ModelMeta {

@@ -8,7 +8,7 @@ use crate::model::ExitRules;
 use crate::rate::finished_after_s;
 use crate::runtime::Runtime;
 use crate::scheduler::Executor;
-use crate::tokenizer::{ChatTemplate, Tokenizer};
+use crate::tokenizer::{ChatTemplate, Grammars, Tokenizer};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -80,6 +80,8 @@ pub struct LoadedModel {
     pub executor: Arc<Executor>,
     /// Text to tokens; None when its runtimes take text.
     pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Grammars over its vocabulary; None without a tokenizer.
+    pub grammars: Option<Arc<Grammars>>,
     /// Messages to text, or why that cannot be done.
     pub chat_template: Result<Arc<ChatTemplate>, String>,
     /// Longest prompt + completion in tokens, as served.

@@ -4,6 +4,7 @@
 //! inside `submit`, when a test steps it, or on a thread of its own. Script and state are behind
 //! one lock, which is never held while a sink is called. What is not here: any model.
 
+use super::features::{Feature, Features};
 use super::{Capability, LoopCost, PREFIX_BLOCK_TOKENS, Runtime, RuntimeStatus};
 use crate::request::{
     FinishReason, GenerationEvent, GenerationRequest, Job, JobSink, PinError, Prefix, PrefixId,
@@ -402,6 +403,11 @@ impl Shared {
 impl Runtime for FakeRuntime {
     fn capability(&self) -> Capability {
         self.shared.capability
+    }
+
+    fn capabilities(&self) -> Features {
+        // The script decides what comes.
+        Features::native().without(Feature::StructuredOutput)
     }
 
     fn submit(&self, mut job: Job) {

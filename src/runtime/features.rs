@@ -109,6 +109,7 @@ impl Features {
             F::Loops,
             F::CacheWindow,
             F::Prefixes,
+            F::StructuredOutput,
         ])
     }
 
@@ -117,6 +118,12 @@ impl Features {
     pub fn upstream() -> Self {
         use Feature as F;
         Self::of(&[F::Chat, F::Completions, F::Logprobs, F::StructuredOutput])
+    }
+
+    /// Without one.
+    #[must_use]
+    pub fn without(self, feature: Feature) -> Self {
+        Self(self.0 & !(1 << feature as u8))
     }
 
     /// Whether it is there.

@@ -19,6 +19,7 @@ mod prefixes;
 mod real_engine;
 mod shapes;
 mod streams;
+mod structured;
 mod window;
 
 use client::Client;
@@ -31,7 +32,7 @@ use tinyloop::pool::{LoadedModel, ModelMeta, Pool, RuntimeWatch};
 use tinyloop::runtime::Runtime;
 use tinyloop::scheduler::{Executor, ExecutorContext, Metrics};
 use tinyloop::server::Server;
-use tinyloop::tokenizer::ChatTemplate;
+use tinyloop::tokenizer::{ChatTemplate, Grammars};
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}\
                         {% if messages[0].content == 'boom' %}{{ raise_exception('no boom') }}{% endif %}\
@@ -105,6 +106,7 @@ fn add_model(
         aliases: vec![alias.to_owned()],
         created: SystemTime::now(),
         executor: Arc::clone(&executor),
+        grammars: tokenizer.clone().map(Grammars::new).map(Arc::new),
         tokenizer,
         chat_template: Ok(Arc::new(template)),
         context_length,

@@ -140,6 +140,7 @@ impl ModelLoader for ScriptedLoader {
             context_length: executor.context_length(),
             executor: Arc::new(executor),
             tokenizer: None,
+            grammars: None,
             chat_template: Err("a stand-in".to_owned()),
             meta: ModelMeta {
                 memory: ModelMemory {

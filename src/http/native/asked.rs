@@ -21,6 +21,7 @@ const FIELDS: &[&str] = &[
     "repeat_last_n", "presence_penalty", "frequency_penalty", "logit_bias", "seed",
     "logprobs", "return_tokens", "score_from", "skip_special_tokens", "stream",
     "loops", "min_loops", "cache_window", "adaptive",
+    "response_format", "structured_outputs", "json_schema", "grammar", "regex", "choice",
     "priority", "slo_ms", "slo_ttft_ms", "queue_timeout_ms",
     "cache_prompt", "cache_salt", "allow_remote",
 ];
@@ -65,6 +66,10 @@ impl Asked {
         if common.stream && matches!(mode, Mode::Score { .. }) {
             let text = "a score comes whole; 'stream' must be false in mode \"score\"";
             return Err(ApiError::invalid("stream", text));
+        }
+        if common.structure.is_some() && matches!(mode, Mode::Score { .. }) {
+            let text = "a score has no answer whose form could be given";
+            return Err(ApiError::invalid("mode", text));
         }
         let n_top = fields.integer("logprobs", 0..=TOP_MAX)?;
         Ok(Self {

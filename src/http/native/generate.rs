@@ -15,7 +15,7 @@ use crate::http::openai::chat::Conversation;
 use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, parse_object};
 use crate::http::openai::forward::Forwarding;
-use crate::http::openai::generate::{Call, cancelled, preflight};
+use crate::http::openai::generate::{Call, cancelled, constraint, preflight};
 use crate::http::openai::logprobs::LOGPROB_MIN;
 use crate::http::openai::sampling::check_context;
 use crate::http::sse;
@@ -78,8 +78,10 @@ fn prepare(call: &Call<'_>) -> Result<Work, ApiError> {
         );
         return Err(ApiError::invalid(param, text));
     }
+    let mut job = asked.job(prompt, max_tokens);
+    job.constraint = constraint(&model, &asked.common)?;
     Ok(Work {
-        job: asked.job(prompt, max_tokens),
+        job,
         model,
         tokenizer: Some(tokenizer),
         asked,

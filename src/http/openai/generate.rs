@@ -18,6 +18,7 @@ use super::jobs::{Jobs, Wait};
 use super::prompt::{chat_prompt, non_empty, text_prompt};
 use super::sampling::{CommonOptions, check_context};
 use super::schedule::Schedule;
+use crate::constraint::ConstraintSource;
 use crate::http::access_log::AccessRecord;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::{Exchange, Stream, StreamEnd};
@@ -150,9 +151,11 @@ fn prepare_chat(call: &Call<'_>) -> Result<Work, ApiError> {
         .inspect_err(|_| model.executor.count_refusal("context_length_exceeded"))?;
     let id = RequestId::generate();
     let common = &request.common;
+    let constraint = constraint(&model, common)?;
     let meta = AnswerMeta::chat(id, &model, common.depth, common.include_usage);
     let jobs = (0..common.n).map(|sample| {
         let mut job = common.request(Arc::clone(&prompt), max_tokens, sample);
+        job.constraint.clone_from(&constraint);
         job.logprobs = request.logprobs;
         job
     });
@@ -193,6 +196,17 @@ pub fn preflight(model: &LoadedModel, max_tokens: Option<u32>) -> Result<(), Api
     Err(refusal.into())
 }
 
+/// What all choices must look like; compiled here, on an HTTP worker, before anything is queued.
+pub fn constraint(
+    model: &LoadedModel,
+    common: &CommonOptions,
+) -> Result<Option<Arc<dyn ConstraintSource>>, ApiError> {
+    let structure = common.structure.as_ref();
+    structure
+        .map(|structure| structure.constrain(model))
+        .transpose()
+}
+
 /// The answer and its first job share an id, so that the log and cancel routes find it.
 pub(super) fn with_first_id(
     mut jobs: Vec<GenerationRequest>,
@@ -220,6 +234,7 @@ fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
     )?;
     let id = RequestId::generate();
     let common = &request.common;
+    let constraint = constraint(&model, common)?;
     let meta = AnswerMeta::completion(id, &model, common.depth, common.include_usage);
     let (mut jobs, mut plans, mut prompt_tokens) = (Vec::new(), Vec::new(), 0);
     for (prompt_idx, prompt) in request.prompts.iter().enumerate() {
@@ -236,7 +251,8 @@ fn prepare_completions(call: &Call<'_>) -> Result<Work, ApiError> {
             )
         });
         for sample in 0..request.best_of {
-            let job = completion_job(&request, Arc::clone(&prompt), max_tokens, sample);
+            let mut job = completion_job(&request, Arc::clone(&prompt), max_tokens, sample);
+            job.constraint.clone_from(&constraint);
             jobs.push(job);
             let echo = echo.clone();
             plans.push(ChoicePlan { prompt_idx, echo });

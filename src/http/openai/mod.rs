@@ -1,6 +1,6 @@
 //! The OpenAI API family: chat completions, text completions, models.
 //!
-//! Runs on HTTP workers. `fields`, `sampling`, `depth`, `chat`, `completions`, `prompt`, `logprobs` and `answer`
+//! Runs on HTTP workers. `fields`, `sampling`, `depth`, `structure`, `chat`, `completions`, `prompt`, `logprobs` and `answer`
 //! are pure functions between JSON and our words; `generate` runs the jobs and writes the answer;
 //! `forward` makes the jobs of models that another server runs.
 
@@ -19,3 +19,4 @@ pub mod models;
 pub mod prompt;
 pub mod sampling;
 pub mod schedule;
+pub mod structure;

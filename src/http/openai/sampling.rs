@@ -6,6 +6,7 @@
 
 use super::depth::Depth;
 use super::fields::{Fields, as_integer, wrong_kind};
+use super::structure::Structure;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::request::{GenerationRequest, SamplingParams, StopRules, TokenId};
 use serde_json::Value;
@@ -39,6 +40,8 @@ pub struct CommonOptions {
     /// Requests share cached prefixes only within one key. Not in the body: whoever knows client and
     /// model sets it (`http::isolation`).
     pub isolation_key: u64,
+    /// What the answer must look like; compiled by whoever knows the model (`structure`).
+    pub structure: Option<Structure>,
     /// How deep a looped model runs. Depends on the model, so whoever knows it sets it (`depth`).
     pub depth: Depth,
 }
@@ -63,6 +66,7 @@ impl CommonOptions {
             reuse_prefix: fields.flag("cache_prompt", true)?,
             cache_salt: fields.string("cache_salt")?.map(str::to_owned),
             isolation_key: 0,
+            structure: Structure::parse(fields)?,
             depth: Depth::default(),
         })
     }
@@ -255,37 +259,9 @@ const REFUSALS: &[Refusal] = &[
         is_no_choice,
         "only \"none\" and \"auto\" without functions",
     ),
-    (
-        "response_format",
-        is_text_format,
-        "only {\"type\": \"text\"}",
-    ),
     ("modalities", is_text_modality, "only [\"text\"]"),
     ("audio", never, "there is no audio output"),
     ("web_search_options", never, "there is no web search"),
-    ("grammar", is_empty, "constrained output is not built yet"),
-    (
-        "json_schema",
-        is_empty,
-        "constrained output is not built yet",
-    ),
-    (
-        "structured_outputs",
-        is_empty,
-        "constrained output is not built yet",
-    ),
-    ("guided_json", never, "constrained output is not built yet"),
-    ("guided_regex", never, "constrained output is not built yet"),
-    (
-        "guided_choice",
-        never,
-        "constrained output is not built yet",
-    ),
-    (
-        "guided_grammar",
-        never,
-        "constrained output is not built yet",
-    ),
     ("typical_p", is_one, "typical sampling is not built"),
     ("top_n_sigma", is_off, "top-n-sigma sampling is not built"),
     ("dry_multiplier", is_off, "DRY sampling is not built"),
@@ -354,10 +330,6 @@ fn is_one(value: &Value) -> bool {
 
 fn is_no_choice(value: &Value) -> bool {
     matches!(value.as_str(), Some("none" | "auto"))
-}
-
-fn is_text_format(value: &Value) -> bool {
-    value.get("type").and_then(Value::as_str) == Some("text")
 }
 
 fn is_text_modality(value: &Value) -> bool {
@@ -468,10 +440,8 @@ mod tests {
         for body in [
             json!({"tools": [{"type": "function"}]}),
             json!({"tool_choice": "required"}),
-            json!({"response_format": {"type": "json_object"}}),
             json!({"mirostat": 2}),
             json!({"return_token_ids": true}),
-            json!({"grammar": "root ::= \"a\""}),
         ] {
             let error = parse(body.clone()).expect_err(&body.to_string());
             assert_eq!(error.code, ErrorCode::UnsupportedParameter, "{body}");

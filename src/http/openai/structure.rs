@@ -8,6 +8,8 @@
 use super::fields::{Fields, kind_of};
 use crate::constraint::ConstraintSource;
 use crate::http::errors::{ApiError, ErrorCode};
+use crate::pool::LoadedModel;
+use crate::runtime::Feature;
 use crate::tokenizer::{GrammarSpec, Grammars};
 use serde_json::Value;
 use std::sync::Arc;
@@ -51,14 +53,21 @@ impl Structure {
     pub fn parse(fields: &Fields<'_>) -> Result<Option<Self>, ApiError> {
         let mut found: Option<Self> = None;
         for (name, read) in FIELDS {
-            let Some(spec) = fields.get(name).map(|value| read(value, name)).transpose()? else {
+            let Some(spec) = fields
+                .get(name)
+                .map(|value| read(value, name))
+                .transpose()?
+            else {
                 continue;
             };
             let Some(spec) = spec else { continue };
             if let Some(first) = &found {
                 return Err(ApiError::invalid(
                     name,
-                    format!("'{name}' and '{}' both say what the answer must look like; give one", first.param),
+                    format!(
+                        "'{name}' and '{}' both say what the answer must look like; give one",
+                        first.param
+                    ),
                 ));
             }
             found = Some(Self {
@@ -69,16 +78,29 @@ impl Structure {
         Ok(found)
     }
 
-    /// Rules over the model's tokens.
+    /// Rules over the tokens of this model.
     ///
     /// # Errors
-    /// `invalid_json_schema` or `invalid_value`, with the field's name.
-    pub fn compile(&self, grammars: &Grammars) -> Result<Arc<dyn ConstraintSource>, ApiError> {
+    /// `invalid_json_schema` or `invalid_value`, with the field's name; a missing capability.
+    pub fn constrain(&self, model: &LoadedModel) -> Result<Arc<dyn ConstraintSource>, ApiError> {
+        let can = model.executor.features().has(Feature::StructuredOutput);
+        match model.grammars.as_ref().filter(|_| can) {
+            Some(grammars) => self.compile(grammars),
+            None => Err(ApiError::missing(
+                Feature::StructuredOutput,
+                &self.param,
+                &model.name,
+            )),
+        }
+    }
+
+    fn compile(&self, grammars: &Grammars) -> Result<Arc<dyn ConstraintSource>, ApiError> {
         grammars.compile(&self.spec).map_err(|error| {
             let (code, what) = match self.spec {
-                GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_) => {
-                    (ErrorCode::InvalidJsonSchema, "the JSON schema cannot be used")
-                }
+                GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_) => (
+                    ErrorCode::InvalidJsonSchema,
+                    "the JSON schema cannot be used",
+                ),
                 _ => (ErrorCode::InvalidValue, "it cannot be used as a grammar"),
             };
             let message = format!("'{}': {what}: {error}", self.param);
@@ -114,7 +136,10 @@ fn response_format(value: &Value, name: &str) -> Result<Option<GrammarSpec>, Api
         },
         Some("json_schema") => {
             let place = "response_format.json_schema.schema";
-            match value.get("json_schema").and_then(|outer| outer.get("schema")) {
+            match value
+                .get("json_schema")
+                .and_then(|outer| outer.get("schema"))
+            {
                 Some(given) => schema(given, place),
                 None => Err(ApiError::param(
                     ErrorCode::MissingRequiredParameter,
@@ -127,7 +152,9 @@ fn response_format(value: &Value, name: &str) -> Result<Option<GrammarSpec>, Api
             let shown: String = other.chars().take(40).collect();
             Err(ApiError::invalid(
                 "response_format.type",
-                format!("'{name}.type' is \"{shown}\"; it must be text, json_object or json_schema"),
+                format!(
+                    "'{name}.type' is \"{shown}\"; it must be text, json_object or json_schema"
+                ),
             ))
         }
         None => Err(ApiError::invalid(
@@ -154,7 +181,10 @@ fn structured_outputs(value: &Value, name: &str) -> Result<Option<GrammarSpec>, 
         if let Some(spec) = read(value, &place)?
             && found.replace(spec).is_some()
         {
-            return Err(ApiError::invalid(name, format!("'{name}' holds more than one form")));
+            return Err(ApiError::invalid(
+                name,
+                format!("'{name}' holds more than one form"),
+            ));
         }
     }
     Ok(found)
@@ -257,7 +287,11 @@ mod tests {
         let grammars = Grammars::new(Arc::new(Tokenizer::bytes()));
         for (body, spec, param) in table {
             let found = parse(&body).expect("sound").expect("a form");
-            assert_eq!((&found.spec, found.param.as_str()), (&spec, param), "{body}");
+            assert_eq!(
+                (&found.spec, found.param.as_str()),
+                (&spec, param),
+                "{body}"
+            );
             assert!(found.compile(&grammars).is_ok(), "{body}");
         }
         for body in [
@@ -302,10 +336,18 @@ mod tests {
         let structure = parse(&body).expect("readable").expect("a form");
         let error = structure.compile(&grammars).expect_err("no such type");
         assert_eq!(error.code, ErrorCode::InvalidJsonSchema);
-        assert_eq!(error.param.as_deref(), Some("response_format.json_schema.schema"));
+        assert_eq!(
+            error.param.as_deref(),
+            Some("response_format.json_schema.schema")
+        );
         let body = json!({"regex": "("});
         let structure = parse(&body).expect("readable").expect("a form");
-        let error = structure.compile(&grammars).expect_err("half an expression");
-        assert_eq!((error.code, error.param.as_deref()), (ErrorCode::InvalidValue, Some("regex")));
+        let error = structure
+            .compile(&grammars)
+            .expect_err("half an expression");
+        assert_eq!(
+            (error.code, error.param.as_deref()),
+            (ErrorCode::InvalidValue, Some("regex"))
+        );
     }
 }
