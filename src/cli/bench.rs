@@ -12,14 +12,16 @@ use super::exit_args::ExitArgs;
 use super::model_args::ModelArgs;
 use super::output::Output;
 use crate::config::{BUILTIN_MODEL, EngineConfig};
+use crate::constraint::ConstraintSource;
 use crate::error::Error;
 use crate::model::{self, ModelSpec};
 use crate::request::{GenerationEvent, GenerationRequest, SamplingParams, TokenId, random_u64};
 use crate::runtime::Runtime;
 use crate::runtime::native::{BackendKind, NativeRuntime};
-use crate::tokenizer::EncodeOptions;
+use crate::tokenizer::{EncodeOptions, GrammarSpec, Grammars};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Arguments of `tinyloop bench`.
@@ -55,6 +57,9 @@ pub struct BenchArgs {
     /// Take prompts from this text instead of random tokens: early exit depends on what it reads.
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
+    /// Let every answer follow the JSON schema or the grammar in this file: what masking costs.
+    #[arg(long, value_name = "FILE")]
+    pub grammar: Option<PathBuf>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -78,6 +83,7 @@ impl BenchArgs {
             repetitions: 3,
             depth: 0,
             text: None,
+            grammar: None,
             json: false,
             model_args: ModelArgs::default(),
             exit_args: ExitArgs::default(),
@@ -91,6 +97,8 @@ struct Requests<'a> {
     args: &'a BenchArgs,
     /// Tokens of `--text`; empty without it.
     text: Vec<TokenId>,
+    /// Of `--grammar`.
+    constraint: Option<Arc<dyn ConstraintSource>>,
 }
 
 /// One test: its name like llama-bench's (`pp512`, `tg128`), and tokens per second.
@@ -261,6 +269,7 @@ impl<'a> Requests<'a> {
             runtime,
             args,
             text,
+            constraint: constraint(runtime, args.grammar.as_deref())?,
         })
     }
 
@@ -286,8 +295,27 @@ impl<'a> Requests<'a> {
         request.stop.ignore_eos = true;
         request.reuse_prefix = false;
         request.adaptive = self.args.exit_args.adaptive;
+        request.constraint.clone_from(&self.constraint);
         request
     }
+}
+
+/// The rules in a file: a JSON schema if it is JSON, else a grammar.
+fn constraint(
+    runtime: &NativeRuntime,
+    file: Option<&Path>,
+) -> Result<Option<Arc<dyn ConstraintSource>>, Error> {
+    let (Some(path), Some(tokenizer)) = (file, runtime.tokenizer()) else {
+        return Ok(None);
+    };
+    let failed = |error: &dyn std::fmt::Display| Error::other(&path.display().to_string(), error);
+    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+    let spec = match serde_json::from_str(&text) {
+        Ok(schema) => GrammarSpec::JsonSchema(schema),
+        Err(_) => GrammarSpec::ContextFree(text),
+    };
+    let compiled = Grammars::new(tokenizer).compile(&spec);
+    compiled.map(Some).map_err(|error| failed(&error))
 }
 
 /// Prompt tokens per second up to the first generated token. With `--depth` the prompt is longer
