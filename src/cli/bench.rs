@@ -264,6 +264,9 @@ impl<'a> Requests<'a> {
                 parse_special: false,
             };
             text = tokenizer.encode(&read, options);
+            if text.is_empty() {
+                return Err(Error::Usage(format!("{}: holds no text", path.display())));
+            }
         }
         Ok(Self {
             runtime,

@@ -4,7 +4,7 @@
 //! counted from the moment it was handed over. Each figure is exact by itself; a snapshot of
 //! several may straddle a quantum, which is good enough for metrics and health.
 
-use super::cost::{CostEstimate, N_PARTS, Part, PartCost};
+use super::cost::{MeanTime, N_PARTS, Part};
 use crate::model::Segment;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -55,44 +55,32 @@ pub struct EngineStats {
     prefix_hits: AtomicU64,
     loop_iterations: AtomicU64,
     loop_iterations_saved: AtomicU64,
-    costs: [PartStats; N_PARTS],
-}
-
-/// A [`PartCost`] for other threads; all 0 while it is not known.
-#[derive(Debug, Default)]
-struct PartStats {
-    pass_ns: AtomicU64,
-    row_ns: AtomicU64,
-    mean_ns: AtomicU64,
+    /// Mean time of a pass in nanoseconds, by part; 0 while it is not known.
+    mean_pass_ns: [AtomicU64; N_PARTS],
 }
 
 /// What passes cost lately, by [`Part`]; kept by the engine thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QuantumTimes {
-    parts: [CostEstimate; N_PARTS],
+    parts: [MeanTime; N_PARTS],
 }
 
 impl QuantumTimes {
     /// A pass of a segment, without logits.
-    pub(super) fn blocks(&mut self, segment: Segment, n_rows: usize, took: Duration) {
+    pub(super) fn blocks(&mut self, segment: Segment, took: Duration) {
         let part = match segment {
             Segment::Prelude => Part::Prelude,
             Segment::Core => Part::Core,
             Segment::Coda => Part::Coda,
         };
-        self.observe(part, n_rows, took);
+        self.parts[part as usize].observe(took);
     }
 
     /// Logits of some rows.
     pub(super) fn head(&mut self, n_rows: usize, took: Duration) {
         if n_rows > 0 {
-            self.observe(Part::Head, n_rows, took);
+            self.parts[Part::Head as usize].observe(took);
         }
-    }
-
-    fn observe(&mut self, part: Part, n_rows: usize, took: Duration) {
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.parts[part as usize].observe(n_rows as u32, nanos);
     }
 }
 
@@ -172,20 +160,15 @@ impl EngineStats {
             prefix_hits: AtomicU64::new(0),
             loop_iterations: AtomicU64::new(0),
             loop_iterations_saved: AtomicU64::new(0),
-            costs: Default::default(),
+            mean_pass_ns: Default::default(),
         }
     }
 
-    /// What a part of a quantum costs lately; None before it was measured.
+    /// What a pass of a part took lately; None before it was measured.
     #[must_use]
-    pub fn cost(&self, part: Part) -> Option<PartCost> {
-        let cost = &self.costs[part as usize];
-        let cost = PartCost {
-            pass_ns: cost.pass_ns.load(Relaxed),
-            row_ns: cost.row_ns.load(Relaxed),
-            mean_ns: cost.mean_ns.load(Relaxed),
-        };
-        (cost.mean_ns > 0).then_some(cost)
+    pub fn mean_pass(&self, part: Part) -> Option<Duration> {
+        let nanos = self.mean_pass_ns[part as usize].load(Relaxed);
+        (nanos > 0).then(|| Duration::from_nanos(nanos))
     }
 
     /// One reading.
@@ -285,11 +268,9 @@ impl EngineStats {
 
     /// Shows what is known of costs.
     pub(super) fn costs(&self, times: &QuantumTimes) {
-        for (shown, estimate) in self.costs.iter().zip(&times.parts) {
-            if let Some(cost) = estimate.cost() {
-                shown.pass_ns.store(cost.pass_ns, Relaxed);
-                shown.row_ns.store(cost.row_ns, Relaxed);
-                shown.mean_ns.store(cost.mean_ns, Relaxed);
+        for (shown, part) in self.mean_pass_ns.iter().zip(&times.parts) {
+            if let Some(mean) = part.mean() {
+                shown.store(mean.as_nanos() as u64, Relaxed);
             }
         }
     }

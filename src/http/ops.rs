@@ -189,8 +189,9 @@ pub fn root(state: &ServerState) -> Value {
         "server": "tinyloop",
         "version": env!("CARGO_PKG_VERSION"),
         "models": models,
-        "endpoints": ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready",
-            "/metrics"],
+        "endpoints": ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/requests",
+            "/v1/native/generate", "/v1/native/tokenize", "/v1/native/detokenize",
+            "/v1/native/prefixes", "/v1/native/snapshot", "/health", "/ready", "/metrics"],
     })
 }
 

@@ -198,7 +198,7 @@ impl ServerState {
         let split = name.and_then(|name| name.rsplit_once('@'));
         let is_known = |name| self.pool.find(name).is_some();
         if let Some((base, loops)) = split
-            && let Ok(loops) = loops.parse::<u32>()
+            && let Some(loops) = depth_suffix(loops)
             && !name.is_some_and(is_known)
             && is_known(base)
         {
@@ -224,6 +224,13 @@ pub fn unknown_model(id: &str) -> ApiError {
     let shown: String = id.chars().take(100).collect();
     let message = format!("the model '{shown}' does not exist; GET /v1/models lists them");
     ApiError::param(ErrorCode::ModelNotFound, "model", message)
+}
+
+/// The number behind the `@` of a model name, as people write numbers: digits, no zero before them. One
+/// that is too large stays too large, so that it is refused as a depth and not taken for a name.
+fn depth_suffix(text: &str) -> Option<u32> {
+    let is_number = text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
+    (is_number && !text.is_empty()).then(|| text.parse().unwrap_or(u32::MAX))
 }
 
 /// The connection layer's counters, gauges and limits as exposition text. Reads atomics only.
@@ -284,6 +291,16 @@ fn wire_lines(stats: &WireStats, config: &WireConfig) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn depths_in_names_are_plain_numbers() {
+        assert_eq!(depth_suffix("4"), Some(4));
+        assert_eq!(depth_suffix("10"), Some(10));
+        assert_eq!(depth_suffix("99999999999"), Some(u32::MAX));
+        for text in ["", "0", "04", "+4", "-4", "4x", " 4", "four"] {
+            assert_eq!(depth_suffix(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn wire_counters_are_valid_exposition_lines() {

@@ -164,6 +164,8 @@ mod tests {
         }
         let both = Features::native().and(Features::upstream());
         assert!(both.has(Feature::Logprobs) && !both.has(Feature::Loops));
-        assert!(!both.has(Feature::StructuredOutput));
+        assert!(both.has(Feature::StructuredOutput) && !both.has(Feature::Prefixes));
+        let less = both.without(Feature::Logprobs);
+        assert!(!less.has(Feature::Logprobs) && less.has(Feature::Chat));
     }
 }

@@ -11,7 +11,7 @@ use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
 use crate::config::EngineConfig;
 use crate::engine::arbiter::Seat;
-use crate::engine::cost::{Part, PartCost};
+use crate::engine::cost::Part;
 use crate::engine::{Engine, EngineError, EngineHandle, EngineLimits, EngineParts};
 use crate::format::{FormatError, ModelFile};
 use crate::model::{self, LoadOptions, Model, ModelError, ModelSpec, Plan, requantize};
@@ -21,6 +21,7 @@ use crossbeam_channel::Sender;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Which kernels run a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -181,11 +182,11 @@ fn open_backend(
 /// What a token costs: as measured, once every part of the plan was; before that in blocks. Those of
 /// a model have one shape, so their number is nearly what a pass costs, and embedding and logits,
 /// left out then, are small beside the blocks of any model worth looping.
-fn loop_cost(plan: &Plan, measured: impl Fn(Part) -> Option<PartCost>) -> LoopCost {
+fn loop_cost(plan: &Plan, measured: impl Fn(Part) -> Option<Duration>) -> LoopCost {
     let default_loops = plan.default_loops;
     let n_blocks = |blocks: &Range<u32>| f64::from(blocks.end - blocks.start);
     let mean_ms = |part, exists: bool| match exists {
-        true => Some(measured(part)?.mean_ns as f64 / 1e6),
+        true => Some(measured(part)?.as_secs_f64() * 1e3),
         false => Some(0.0),
     };
     let in_time = || {
@@ -272,7 +273,7 @@ impl Runtime for NativeRuntime {
 
     fn loop_cost(&self) -> Option<LoopCost> {
         let stats = self.engine.stats();
-        (self.plan.max_loops > 1).then(|| loop_cost(&self.plan, |part| stats.cost(part)))
+        (self.plan.max_loops > 1).then(|| loop_cost(&self.plan, |part| stats.mean_pass(part)))
     }
 
     fn tokenizer(&self) -> Option<Arc<Tokenizer>> {
@@ -294,10 +295,7 @@ mod tests {
         let cost = |known: &[(Part, u64)]| {
             loop_cost(&plan, |part| {
                 let found = known.iter().find(|(known, _)| *known == part);
-                found.map(|(_, ms)| PartCost {
-                    mean_ns: ms * 1_000_000,
-                    ..PartCost::default()
-                })
+                found.map(|(_, ms)| Duration::from_millis(*ms))
             })
         };
         let blocks = LoopCost {
@@ -318,10 +316,7 @@ mod tests {
         // A plan that is all core needs no other segments.
         let measured = loop_cost(&Plan::looped(0, 2, 0, 2, 4), |part| {
             let exists = matches!(part, Part::Core | Part::Head);
-            exists.then_some(PartCost {
-                mean_ns: 4_000_000,
-                ..PartCost::default()
-            })
+            exists.then_some(Duration::from_millis(4))
         });
         assert_eq!((measured.fixed_ms, measured.per_loop_ms), (4.0, 4.0));
     }

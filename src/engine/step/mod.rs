@@ -261,9 +261,7 @@ impl Engine {
         let in_blocks = began.elapsed();
         let logits = forward::logits(model, backend, &state.wanted_slots)?;
         let in_pass = began.elapsed();
-        state
-            .times
-            .blocks(segment, state.pass.rows.len(), in_blocks);
+        state.times.blocks(segment, in_blocks);
         state
             .times
             .head(state.wanted_slots.len(), in_pass - in_blocks);

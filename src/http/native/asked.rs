@@ -25,6 +25,21 @@ const FIELDS: &[&str] = &[
     "priority", "slo_ms", "slo_ttft_ms", "queue_timeout_ms",
     "cache_prompt", "cache_salt", "allow_remote",
 ];
+/// Fields that a score has no use for.
+const CHOOSING: &[&str] = &[
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "min_tokens",
+];
 /// Most alternatives per token, as on the chat route.
 const TOP_MAX: i64 = 20;
 
@@ -66,6 +81,12 @@ impl Asked {
         if common.stream && matches!(mode, Mode::Score { .. }) {
             let text = "a score comes whole; 'stream' must be false in mode \"score\"";
             return Err(ApiError::invalid("stream", text));
+        }
+        if matches!(mode, Mode::Score { .. })
+            && let Some(name) = CHOOSING.iter().find(|name| fields.get(name).is_some())
+        {
+            let text = format!("'{name}' says how tokens are chosen; in mode \"score\" none is");
+            return Err(ApiError::invalid(*name, text));
         }
         if common.structure.is_some() && matches!(mode, Mode::Score { .. }) {
             let text = "a score has no answer whose form could be given";

@@ -114,7 +114,10 @@ impl Structure {
 
 /// The field, or the place inside it where the grammar stands.
 fn place_of(name: &str, value: Option<&Value>) -> String {
-    let has = |key: &str| value.is_some_and(|value| value.get(key).is_some());
+    let has = |key: &str| {
+        let part = value.and_then(|value| value.get(key));
+        part.is_some_and(|part| !part.is_null())
+    };
     match name {
         "response_format" if has("json_schema") => format!("{name}.json_schema.schema"),
         "structured_outputs" => {
