@@ -3,7 +3,7 @@
 //!
 //! What must hold whatever happens: every request ends exactly once, with its tokens or a named
 //! error; memory and threads return to their base. `TINYLOOP_CHAOS_S` says how long it goes on
-//! (default 15 seconds; CI runs a minute), `TINYLOOP_CHAOS_SEED` repeats the same choices.
+//! (default 15 seconds; `.ci/run` asks for a minute), `TINYLOOP_CHAOS_SEED` repeats the same choices.
 
 use crossbeam_channel::{Receiver, bounded};
 use prometheus::proto::MetricFamily;

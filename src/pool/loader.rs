@@ -19,8 +19,9 @@ use crate::engine::arbiter::{DeviceArbiter, DeviceShare};
 use crate::format::ModelFile;
 use crate::model;
 use crate::runtime::fake::{self, FakeRuntime, Pace};
+use crate::runtime::foreign::{self, GiveUp};
 use crate::runtime::native::{BackendKind, NativeRuntime, Place};
-use crate::runtime::{ReplicaFactory, Runtime, foreign};
+use crate::runtime::{ReplicaFactory, Runtime};
 use crate::scheduler::{Executor, ExecutorContext, Metrics};
 use crate::tokenizer::{ChatTemplate, Grammars, Tokenizer};
 use parking_lot::Mutex;
@@ -78,7 +79,12 @@ impl SourceLoader {
         }
     }
 
-    fn recipe(&self, config: &ModelConfig, progress: &Arc<LoadingModel>) -> Result<Recipe, String> {
+    fn recipe(
+        &self,
+        config: &ModelConfig,
+        progress: &Arc<LoadingModel>,
+        watch: &RuntimeWatch,
+    ) -> Result<Recipe, String> {
         match &config.source {
             ModelSource::File(path) => {
                 let share = self.arbiter.share(config.lifecycle.device_weight);
@@ -88,7 +94,7 @@ impl SourceLoader {
             source @ (ModelSource::OpenaiRemote(_)
             | ModelSource::LlamaServer(_)
             | ModelSource::VllmServe(_)) => {
-                let factory = foreign::factory(&config.name, source);
+                let factory = foreign::factory(&config.name, source, give_up(progress, watch));
                 let factory = factory.ok_or("no other program runs this model")?;
                 Ok(elsewhere(source, factory))
             }
@@ -117,10 +123,10 @@ impl ModelLoader for SourceLoader {
         config: &ModelConfig,
         progress: &Arc<LoadingModel>,
     ) -> Result<LoadedModel, String> {
-        let recipe = self.recipe(config, progress)?;
+        let watch = RuntimeWatch::default();
+        let recipe = self.recipe(config, progress, &watch)?;
         let runtimes = replicas(&recipe, config.lifecycle.replicas, progress)?;
         progress.enter(LoadPhase::Starting);
-        let watch = RuntimeWatch::default();
         for runtime in &runtimes {
             watch.add(runtime);
         }
@@ -147,6 +153,12 @@ impl ModelLoader for SourceLoader {
             runtimes: watch,
         })
     }
+}
+
+/// A child that starts is given up when its load is cancelled, or its model is unloaded meanwhile.
+fn give_up(progress: &Arc<LoadingModel>, watch: &RuntimeWatch) -> GiveUp {
+    let (progress, watch) = (Arc::clone(progress), watch.clone());
+    Arc::new(move || progress.is_cancelled() || watch.is_stopping())
 }
 
 /// What is built anew is watched like what was loaded.

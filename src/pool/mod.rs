@@ -396,6 +396,7 @@ impl Pool {
         self.shared.changed.notify_all();
         std::thread::scope(|scope| {
             for model in &models {
+                model.runtimes.stop();
                 let spawned = std::thread::Builder::new()
                     .name(format!("drain-{}", model.name))
                     .spawn_scoped(scope, || model.executor.shutdown(drain_timeout));

@@ -115,6 +115,7 @@ impl LoadedModel {
 pub struct RuntimeWatch {
     /// Grows by one per rebuilt replica; those that ended are dropped at each addition.
     seen: Arc<Mutex<Vec<Weak<dyn Runtime>>>>,
+    stopping: Arc<AtomicBool>,
 }
 
 impl RuntimeWatch {
@@ -123,6 +124,17 @@ impl RuntimeWatch {
         let mut seen = self.seen.lock();
         seen.retain(|runtime| runtime.strong_count() > 0);
         seen.push(Arc::downgrade(runtime));
+    }
+
+    /// The model goes: replicas that are being built anew are not wanted any more.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    /// Whether it does.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
     }
 
     /// Runtimes that somebody still holds.

@@ -84,6 +84,7 @@ fn load(shared: &Arc<Shared>, job: &LoadJob) {
 fn unload(shared: &Arc<Shared>, model: Arc<LoadedModel>, drain: Duration) {
     let started = Instant::now();
     let name = model.name.clone();
+    model.runtimes.stop();
     if catch_unwind(AssertUnwindSafe(|| model.executor.unload(drain))).is_err() {
         tracing::error!(model = %name, "a panic while unloading; going on");
     }

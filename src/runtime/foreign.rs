@@ -7,9 +7,12 @@ use super::{ReplicaFactory, Runtime, llama_server, openai_remote, vllm_serve};
 use crate::config::ModelSource;
 use std::sync::Arc;
 
+/// Asked by a replica that waits for its start: true = nobody wants it any more.
+pub type GiveUp = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Makes replicas of the model `name`; None where our own process runs it.
 #[must_use]
-pub fn factory(name: &str, source: &ModelSource) -> Option<ReplicaFactory> {
+pub fn factory(name: &str, source: &ModelSource, give_up: GiveUp) -> Option<ReplicaFactory> {
     let name = name.to_owned();
     let boxed = |runtime| Arc::new(runtime) as Arc<dyn Runtime>;
     Some(match source.clone() {
@@ -17,11 +20,11 @@ pub fn factory(name: &str, source: &ModelSource) -> Option<ReplicaFactory> {
         ModelSource::OpenaiRemote(config) => {
             Arc::new(move |index| openai_remote::open(&name, &config, index).map(boxed))
         }
-        ModelSource::LlamaServer(config) => {
-            Arc::new(move |index| llama_server::start(&name, &config, index).map(boxed))
-        }
-        ModelSource::VllmServe(config) => {
-            Arc::new(move |index| vllm_serve::start(&name, &config, index).map(boxed))
-        }
+        ModelSource::LlamaServer(config) => Arc::new(move |index| {
+            llama_server::start_until(&name, &config, index, &*give_up).map(boxed)
+        }),
+        ModelSource::VllmServe(config) => Arc::new(move |index| {
+            vllm_serve::start_until(&name, &config, index, &*give_up).map(boxed)
+        }),
     })
 }

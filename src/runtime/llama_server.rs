@@ -38,6 +38,19 @@ pub fn start(
     config: &LlamaServerConfig,
     index: usize,
 ) -> Result<UpstreamRuntime, String> {
+    start_until(name, config, index, &|| false)
+}
+
+/// The same; `give_up` is asked while it waits.
+///
+/// # Errors
+/// See [`start`].
+pub fn start_until(
+    name: &str,
+    config: &LlamaServerConfig,
+    index: usize,
+    give_up: &dyn Fn() -> bool,
+) -> Result<UpstreamRuntime, String> {
     let port = free_port()?;
     let name = format!("{name}-{index}");
     let spec = ChildSpec {
@@ -53,8 +66,11 @@ pub fn start(
     };
     let root = client("")?;
     let child = Child::start(&spec)?;
-    let is_well = || root.fetch("/health", ASK_WAIT).is_ok();
+    let is_well = || give_up() || root.fetch("/health", ASK_WAIT).is_ok();
     child.wait_ready(config.process.start_timeout, is_well)?;
+    if give_up() {
+        return Err("its start was given up".to_owned());
+    }
     let props = root.fetch("/props", ASK_WAIT)?;
     let props: Props = serde_json::from_slice(&props)
         .map_err(|error| format!("llama-server's /props cannot be read: {error}"))?;

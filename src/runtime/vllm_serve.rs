@@ -37,6 +37,19 @@ pub fn start(
     config: &VllmServeConfig,
     index: usize,
 ) -> Result<UpstreamRuntime, String> {
+    start_until(name, config, index, &|| false)
+}
+
+/// The same; `give_up` is asked while it waits.
+///
+/// # Errors
+/// See [`start`].
+pub fn start_until(
+    name: &str,
+    config: &VllmServeConfig,
+    index: usize,
+    give_up: &dyn Fn() -> bool,
+) -> Result<UpstreamRuntime, String> {
     let port = free_port()?;
     let child_name = format!("{name}-{index}");
     let spec = ChildSpec {
@@ -55,9 +68,12 @@ pub fn start(
             models = body;
             true
         }
-        Err(_) => false,
+        Err(_) => give_up(),
     };
     child.wait_ready(config.process.start_timeout, is_well)?;
+    if give_up() {
+        return Err("its start was given up".to_owned());
+    }
     let models: Models = serde_json::from_slice(&models)
         .map_err(|error| format!("vLLM's /v1/models cannot be read: {error}"))?;
     let server = Server {
