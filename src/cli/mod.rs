@@ -9,6 +9,7 @@ pub mod admin_client;
 pub mod bench;
 pub mod bench_depth;
 pub mod bench_http;
+pub mod bench_share;
 mod engine_link;
 pub mod exit_args;
 pub mod inspect;
@@ -69,6 +70,8 @@ pub enum Command {
     BenchDepth(Box<bench_depth::BenchDepthArgs>),
     /// Measure what granting fewer loops gives an overloaded server.
     LoadDepth(Box<bench_depth::slo::LoadDepthArgs>),
+    /// Measure how two models share one device.
+    BenchShare(bench_share::BenchShareArgs),
     /// Put streaming load on a running server and check every event.
     BenchHttp(bench_http::BenchHttpArgs),
     /// Perplexity and per-token log-probabilities of a text file.
@@ -100,6 +103,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         Command::Roofline(args) => roofline::run(args),
         Command::BenchDepth(args) => bench_depth::run(args),
         Command::LoadDepth(args) => bench_depth::slo::run(args),
+        Command::BenchShare(args) => bench_share::run(args),
         Command::BenchHttp(args) => bench_http::run(args),
         Command::Score(args) => score::run(args),
         Command::Quantize(args) => quantize::run(args),
