@@ -25,7 +25,8 @@ pub struct ExecutorConfig {
     pub prefix_pool_capacity: usize,
     /// Weight of the newest dispatch latency in its moving average.
     pub ema_alpha: f64,
-    /// Jobs a replica should hold: a number, or `"auto"` = found by trying; None = what it can hold.
+    /// Jobs a replica should hold: a number, or `"auto"` = found by trying; None = what it can hold. In a
+    /// file the default of child and remote runtimes is 1.
     pub target_inflight: Option<TargetInflight>,
     /// Most jobs that `"auto"` may find for a replica; None = what it can hold.
     pub target_inflight_max: Option<u32>,

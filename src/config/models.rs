@@ -3,7 +3,8 @@
 //! Plain data. What is not here: the limits of executors and engines (`config`), loading (`pool`).
 
 use super::{
-    EngineConfig, ExecutorConfig, LlamaServerConfig, OpenaiRemoteConfig, VllmServeConfig, seconds,
+    EngineConfig, ExecutorConfig, LlamaServerConfig, OpenaiRemoteConfig, TargetInflight,
+    VllmServeConfig, seconds,
 };
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
@@ -201,7 +202,7 @@ impl FileModel {
         self,
         name: String,
         folder: &Path,
-        executor: ExecutorConfig,
+        mut executor: ExecutorConfig,
         engine: EngineConfig,
     ) -> Result<ModelConfig, String> {
         let mut lifecycle = self.lifecycle();
@@ -213,6 +214,11 @@ impl FileModel {
         }
         if let ModelSource::OpenaiRemote(remote) = &source {
             lifecycle.spread(remote.urls().len() as u32, is_replicas_given);
+        }
+        // What another server really holds at once is known to its operator, not to us.
+        let is_own = matches!(source, ModelSource::File(_) | ModelSource::Fake(_));
+        if !is_own && executor.target_inflight.is_none() {
+            executor.target_inflight = Some(TargetInflight::Jobs(1));
         }
         Ok(ModelConfig {
             name,

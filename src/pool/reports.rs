@@ -12,6 +12,7 @@ use super::report::{DeviceReport, DeviceShare, ModelReport};
 use super::state::{Leaving, RuntimeState, State};
 use super::{LoadOverride, Pool};
 use crate::config::ModelConfig;
+use crate::scheduler::Snapshot;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -88,7 +89,7 @@ impl Pool {
         let backend = known.model.as_ref().map(|model| model.meta.backend.clone());
         let kind = known.config.source.backend().to_owned();
         let is_loaded = state == RuntimeState::Loaded;
-        let n_alive = |snapshot: &crate::scheduler::Snapshot| {
+        let n_alive = |snapshot: &Snapshot| {
             let alive = snapshot.replicas.iter().filter(|one| one.status.alive);
             alive.count() as u32
         };
@@ -112,9 +113,8 @@ impl Pool {
             accepting_new_requests: is_loaded && snapshot.is_some_and(|now| now.accepting),
             last_error: match &known.state {
                 State::Failed(why) => Some(why.to_string()),
-                State::Unloaded | State::Loading(_) | State::Loaded(_) | State::Unloading(_) => {
-                    None
-                }
+                State::Loaded(_) => snapshot.and_then(replica_error),
+                State::Unloaded | State::Loading(_) | State::Unloading(_) => None,
             },
             load_progress: match &known.state {
                 State::Loading(load) => Some(load.progress()),
@@ -159,4 +159,13 @@ impl Pool {
             })
             .collect()
     }
+}
+
+/// Why a replica that does not work was lost, or could not be made anew.
+fn replica_error(snapshot: &Snapshot) -> Option<String> {
+    let mut replicas = snapshot.replicas.iter();
+    replicas
+        .find(|one| !one.health.is_live())?
+        .last_error
+        .clone()
 }
