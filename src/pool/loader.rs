@@ -1,8 +1,8 @@
 //! From a model's configuration to an executor that answers.
 //!
 //! Runs on the load's thread; nothing is left running when it fails. Every source makes one
-//! [`Recipe`]: a factory of identical replicas, and what the front needs to talk to them
-//! ([`SourceLoader::recipe`] is the one place that knows which sources there are). The loader asks
+//! `Recipe`: a factory of identical replicas, and what the front needs to talk to them
+//! (`SourceLoader::recipe` is the one place that knows which sources there are). The loader asks
 //! the factory for all replicas or none, and hands it to the executor, which builds lost replicas
 //! anew. A broken chat template does not stop a load: it is a warning here and an error of the chat
 //! requests that need it. What is not here: the registry (`registry`), which models there are

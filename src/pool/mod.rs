@@ -10,11 +10,11 @@
 //!
 //! # Synchronization
 //!
-//! One mutex around the [`registry::Registry`], held for look-ups and decisions only: never across a
+//! One mutex around the `registry::Registry`, held for look-ups and decisions only: never across a
 //! call into an executor, a loader or a send. What a decision asks for is carried out after the lock
 //! was let go, on threads named `load-MODEL` (at most `pool.load_threads` at once) and
 //! `unload-MODEL` (at most one per loaded model). Every change of a state wakes everyone who waits
-//! for one; who waits also looks again every [`LOOK_AGAIN`], because a model that becomes idle, and
+//! for one; who waits also looks again every `LOOK_AGAIN`, because a model that becomes idle, and
 //! time itself, wake nobody.
 //!
 //! # Unloading

@@ -6,9 +6,12 @@ use tinyloop::pool::ledger::{
     DeviceId, ModelMemory, NoRoom, Resident, Room, Standing, make_room, may_start,
 };
 
-fn residents(of: &[(&str, u64, Standing, u64)]) -> Vec<Resident> {
+/// Name, bytes, standing, second of the last use.
+type One = (&'static str, u64, Standing, u64);
+
+fn residents(of: &[One]) -> Vec<Resident> {
     let start = Instant::now();
-    let one = |(name, bytes, standing, used_at): &(&str, u64, Standing, u64)| Resident {
+    let one = |(name, bytes, standing, used_at): &One| Resident {
         name: (*name).to_owned(),
         bytes: *bytes,
         standing: *standing,
@@ -35,7 +38,7 @@ fn room_is_made_by_idle_models_least_recently_used_first() {
         })
     };
     #[rustfmt::skip]
-    let table: Vec<(&[(&str, u64, Standing, u64)], Room)> = vec![
+    let table: Vec<(&[One], Room)> = vec![
         (&[], Room::Fits),
         (&[("a", 50, Busy, 0)], Room::Fits),
         (&[("a", 51, Busy, 0)], refused(49, 0, false)),

@@ -82,7 +82,7 @@ impl ScriptedLoader {
             Plan::Ok => Ok(()),
             Plan::Fail(why) => Err(why),
             Plan::Panic => panic!("the loader's own fault"),
-            Plan::Gate(word) => word.recv().unwrap_or_else(|_| Ok(())),
+            Plan::Gate(word) => word.recv().unwrap_or(Ok(())),
         }
     }
 }
