@@ -210,7 +210,7 @@ fn cancel_running(core: &Core, number: u64, ending: &Ending) {
 /// Does one thing with the slots. False when there is nothing to do: nothing waits, or nothing is
 /// free and nobody gives way.
 fn dispatch_one(core: &Arc<Core>) -> bool {
-    recovery::look(core);
+    recovery::look_before_choosing(core);
     match core.queue.next_step(core.stamp()) {
         None => return false,
         Some(Step::Start(job)) => start(core, &job),

@@ -11,8 +11,8 @@
 //! Everything but the rebuilding happens in the driver's turn. **A dead idle replica is noticed by looking**:
 //! the driver's thread, which sleeps on the queue anyway, wakes twice a second and reads one flag per replica.
 //! A callback from the runtime would notice sooner, but every runtime would have to call it right, on all its
-//! ways to die, from threads that hold who knows what; and nobody is served sooner, because each dispatch
-//! looks as well.
+//! ways to die, from threads that hold who knows what; and nobody is served sooner, because each choice between
+//! replicas looks as well, and a dead runtime gives a job back at once.
 //!
 //! The thread that rebuilds ends the old runtime first, so that its memory and its child process are gone
 //! before the new one needs theirs; then it asks the factory, asks the new runtime to keep the registered
@@ -29,13 +29,19 @@ use crossbeam_channel::bounded;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Looks whether replicas that count as live still are. Not asked of a single one that cannot be replaced:
-/// there is no choice, and a dead runtime answers each job with its fault.
-pub(crate) fn look(core: &Core) {
-    if core.fleet.len() == 1 && core.fleet.factory().is_none() {
+/// Looks whether replicas are alive, before a choice between several.
+pub(crate) fn look_before_choosing(core: &Core) {
+    if core.fleet.len() > 1 {
+        look(core);
+    }
+}
+
+/// Looks whether replicas are alive. Not while the executor ends: its runtimes end then on purpose.
+fn look(core: &Core) {
+    if !core.queue.is_open() {
         return;
     }
-    for replica in core.queue.live_replicas() {
+    for replica in 0..core.fleet.len() {
         if !core.fleet.is_alive(replica) {
             lose(core, replica, "its runtime reports that it is dead");
         }

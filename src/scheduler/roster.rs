@@ -277,11 +277,6 @@ impl Roster {
         })
         .collect()
     }
-
-    /// Whether a replica is thought to live.
-    pub(crate) fn is_live(&self, replica: usize) -> bool {
-        self.entries[replica].health.is_live()
-    }
 }
 
 #[cfg(test)]

@@ -40,12 +40,9 @@ pub(crate) struct Due {
 }
 
 impl Queue {
-    /// Replicas that count as live.
-    pub(crate) fn live_replicas(&self) -> Vec<usize> {
-        let state = self.state.lock();
-        let all = 0..state.roster.loads().len();
-        all.filter(|&replica| state.roster.is_live(replica))
-            .collect()
+    /// Whether it takes requests.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.lock().closed.is_none()
     }
 
     /// A replica is gone: its jobs leave their slots. None when that was known.
