@@ -57,6 +57,7 @@ fn object(model: &LoadedModel) -> Value {
         "created": created.as_secs(),
         "owned_by": "tinyloop",
         "max_model_len": model.context_length,
+        "capabilities": model.executor.features().names().collect::<Vec<_>>(),
         "aliases": model.aliases,
         "meta": {
             "architecture": meta.architecture,

@@ -92,6 +92,8 @@ impl Cut {
 struct Progress {
     /// Something was passed on.
     has_sent: bool,
+    /// The server works on it, as it showed by a token or by thinking aloud.
+    has_begun: bool,
     n_pieces: u32,
     text_bytes: usize,
     finish: Option<FinishReason>,
@@ -226,7 +228,7 @@ fn attempt(
                 cut.cut(RequestError::Cancelled);
                 return Err(cancelled());
             }
-            let wait = match (progress.finish, progress.has_sent) {
+            let wait = match (progress.finish, progress.has_begun) {
                 (Some(_), _) => TAIL_WAIT,
                 (None, true) => limits.idle_timeout,
                 (None, false) => continue,
@@ -266,6 +268,7 @@ fn read_event(event: &str, progress: &mut Progress) -> Result<Option<Chunk>, Fai
 /// Books a chunk; what of it is passed on. Text behind the end is none.
 fn take(chunk: Chunk, progress: &mut Progress) -> Option<GenerationEvent> {
     let is_late = progress.finish.is_some();
+    progress.has_begun |= chunk.is_thinking || !chunk.text.is_empty();
     progress.usage = chunk.usage.or(progress.usage);
     progress.finish = progress.finish.or(chunk.finish);
     if is_late || (chunk.text.is_empty() && chunk.logprobs.is_empty()) {

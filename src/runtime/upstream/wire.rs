@@ -69,6 +69,8 @@ pub struct Chunk {
     pub finish: Option<FinishReason>,
     /// Counts so far, or at the end.
     pub usage: Option<Usage>,
+    /// The model thinks aloud, apart from its answer; what it thinks is not passed on.
+    pub is_thinking: bool,
 }
 
 /// An event that is no chunk.
@@ -97,9 +99,11 @@ struct ChoiceIn {
     logprobs: Option<LogprobsIn>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct DeltaIn {
     content: Option<String>,
+    #[serde(alias = "reasoning")]
+    reasoning_content: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -211,8 +215,9 @@ pub fn chunk(data: &str) -> Result<Chunk, ChunkError> {
     }
     let mut chunk = Chunk::default();
     if let Some(choice) = read.choices.into_iter().next() {
-        let delta = choice.delta.and_then(|delta| delta.content);
-        chunk.text = delta.or(choice.text).unwrap_or_default();
+        let delta = choice.delta.unwrap_or_default();
+        chunk.is_thinking = delta.reasoning_content.is_some_and(|text| !text.is_empty());
+        chunk.text = delta.content.or(choice.text).unwrap_or_default();
         chunk.logprobs = choice.logprobs.map(LogprobsIn::entries).unwrap_or_default();
         chunk.finish = choice.finish_reason.as_deref().map(finish_of);
     }
