@@ -263,6 +263,29 @@ fn lost(mut front: Front) {
     assert!(!error.to_string().contains(KEY));
 }
 
+/// One of two servers is gone: its jobs go to the other, and no client notices.
+#[test]
+fn a_lost_server_costs_nobody_an_answer() {
+    let near = "[models.there.fake]\ntick_s = 0.001\n";
+    let near = Serve::start("failover-near", near, &[]);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let gone = nobody.local_addr().expect("it has an address");
+    drop(nobody);
+    let config = format!(
+        "[models.two.openai_remote]\nbase_urls = [\"http://{gone}/v1\", \"http://{}/v1\"]\n\
+         model = \"there\"\nhealth_path = \"\"\nallow_remote = \"always\"\n\
+         limits = {{ retries = 0, failures_max = 2 }}\n",
+        near.address
+    );
+    let front = Serve::start("failover", &config, &[]);
+    for _ in 0..8 {
+        let body = json!({"model": "two", "max_tokens": 5,
+            "messages": [{"role": "user", "content": "hello"}]});
+        let answer = Client::connect(front.address).post("/v1/chat/completions", &body);
+        assert_eq!(content(&answer), "hello");
+    }
+}
+
 /// However the server ends, its child does not outlive it.
 #[test]
 fn children_are_no_orphans() {

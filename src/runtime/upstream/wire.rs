@@ -102,8 +102,9 @@ struct ChoiceIn {
 #[derive(Default, Deserialize)]
 struct DeltaIn {
     content: Option<String>,
-    #[serde(alias = "reasoning")]
     reasoning_content: Option<String>,
+    /// Newer servers call it so; some send both.
+    reasoning: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -216,7 +217,8 @@ pub fn chunk(data: &str) -> Result<Chunk, ChunkError> {
     let mut chunk = Chunk::default();
     if let Some(choice) = read.choices.into_iter().next() {
         let delta = choice.delta.unwrap_or_default();
-        chunk.is_thinking = delta.reasoning_content.is_some_and(|text| !text.is_empty());
+        let mut thoughts = delta.reasoning_content.into_iter().chain(delta.reasoning);
+        chunk.is_thinking = thoughts.any(|text| !text.is_empty());
         chunk.text = delta.content.or(choice.text).unwrap_or_default();
         chunk.logprobs = choice.logprobs.map(LogprobsIn::entries).unwrap_or_default();
         chunk.finish = choice.finish_reason.as_deref().map(finish_of);
@@ -330,6 +332,9 @@ mod tests {
             (entry.top[0].text.as_str(), entry.top[0].logprob),
             ("e", -1.0)
         );
+        let thought = read(json!({"choices": [{"delta": {
+            "reasoning_content": "hm", "reasoning": "hm", "content": null}}]}));
+        assert!(thought.is_thinking && thought.text.is_empty());
         let text = read(
             json!({"choices": [{"text": "ab", "finish_reason": "length", "logprobs": {
             "tokens": ["a", "b"], "token_logprobs": [null, -2.0],
