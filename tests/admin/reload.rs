@@ -3,8 +3,9 @@
 use super::{TestServer, assert_error, echo, prompt};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::sync::Arc;
-use tinyloop::config::ModelConfig;
+use tinyloop::config::{Config, ModelConfig};
 
 #[test]
 fn unloaded_models_follow_the_configuration_and_loaded_ones_stay() {
@@ -70,4 +71,15 @@ fn unloaded_models_follow_the_configuration_and_loaded_ones_stay() {
     assert_eq!(server.state("changed"), "unloaded", "nothing was changed");
     let with_body = server.post("/v1/admin/reload", &json!({"path": "other.toml"}));
     assert_error(&with_body, 400, "bad_request");
+}
+
+/// The file that the README points at.
+#[test]
+fn the_demo_configuration_is_valid() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo_pool.toml");
+    let config = Config::load(&path).expect("it can be read");
+    config.check().expect("it is sound");
+    let backends = config.models.iter();
+    let backends: Vec<&str> = backends.map(|model| model.source.backend()).collect();
+    assert_eq!(backends, ["llama_server", "native", "openai_remote"]);
 }
