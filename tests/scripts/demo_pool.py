@@ -188,17 +188,29 @@ class Demo:
                                f"127.0.0.1:{self.admin_port}"], capture_output=True, text=True)
         return (done.stdout + done.stderr).rstrip()
 
-    def children(self, pid):
-        found = []
+    def descendants(self, pid):
+        """Process ids below `pid` and the programs they run."""
+        parents, programs = {}, {}
         for entry in pathlib.Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                    if int(fields[1]) == pid and fields[0] != "Z":
-                        found.append(int(entry.name))
+                    program = (entry / "cmdline").read_bytes().split(b"\0")[0].decode()
                 except (OSError, IndexError):
-                    pass
-        return found
+                    continue  # it has just ended
+                if fields[0] != "Z":
+                    parents[int(entry.name)] = int(fields[1])
+                    programs[int(entry.name)] = os.path.basename(program)
+        found, grew = {pid}, True
+        while grew:
+            below = {child for child, parent in parents.items() if parent in found}
+            grew = not below <= found
+            found |= below
+        return {child: programs[child] for child in found - {pid}}
+
+    def llama_servers(self, pool):
+        below = self.descendants(pool.pid)
+        return {pid for pid, program in below.items() if program == "llama-server"}
 
     def run(self):
         remote = self.remote()
@@ -231,10 +243,12 @@ class Demo:
         pause = self.args.pause
         time.sleep(pause)
         print(self.tool("top", "--once"), flush=True)
-        children = self.children(pool.pid)
-        if children and "llama" in models:
-            self.say(f"killing the llama-server, process {children[0]}")
-            os.kill(children[0], signal.SIGKILL)
+        if "llama" in models:
+            before = self.llama_servers(pool)
+            self.say(f"killing the llama-server, process {before}")
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            wait_until("a new llama-server", lambda: self.llama_servers(pool) - before)
             self.recovered("llama", 1)
         self.say("killing the second tinyloop, and starting it again")
         remote.kill()
@@ -257,7 +271,6 @@ class Demo:
         def is_back():
             row = self.rows()[name]
             return row["loaded_replicas"] >= n_replicas and row["accepting_new_requests"]
-        time.sleep(0.5)
         wait_until(f"{name} to come back", is_back)
         self.say(f"{name} is back")
 
@@ -282,7 +295,7 @@ class Demo:
             raise Failure("nothing finished on " + ", ".join(silent))
 
     def end(self, pool):
-        children = self.children(pool.pid)
+        children = self.descendants(pool.pid)
         self.say("stopping")
         pool.send_signal(signal.SIGTERM)
         code = pool.wait(60)
