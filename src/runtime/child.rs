@@ -10,6 +10,9 @@
 //!   the *thread* that started the child ends.)
 //! * When the child ends by itself, the rest of the group is killed too.
 //!
+//! Whoever kills the watcher itself takes the second guard away, and nobody notices: then only an orderly
+//! stop ends the child.
+//!
 //! ```text
 //!   start ─► Running ── the process ends ─► Ended(why)
 //!               └─ stop: SIGTERM to the group, SIGKILL after stop_timeout ─┘
