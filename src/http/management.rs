@@ -6,7 +6,7 @@
 //! plane's workers, so that it answers while everything else is busy. Without a key web pages are
 //! kept out (`admin::guard`). tiny_http is good enough here and only here: what a hostile client can
 //! do to it is why the data plane has its own connection layer. A client that does not read costs a
-//! thread at most [`WRITE_MAX`]; one that sends slowly, or opens many connections, costs tiny_http's
+//! thread at most `WRITE_MAX`; one that sends slowly, or opens many connections, costs tiny_http's
 //! own threads, which have no limit.
 
 mod body;

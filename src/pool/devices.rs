@@ -2,7 +2,7 @@
 //!
 //! Reading only, on the thread that asks; nothing here is charged or decided (the ledger does
 //! that). GPUs are asked at most once a second whoever asks, by one thread at a time, and no longer
-//! than [`GPU_ANSWER_MAX`]: a driver that hangs must not hang the admin page. What is not here:
+//! than `GPU_ANSWER_MAX`: a driver that hangs must not hang the admin page. What is not here:
 //! which model takes how much.
 
 use parking_lot::{Condvar, Mutex};
