@@ -1,4 +1,4 @@
-//! One device, several engines: each quantum is a turn, and whoever has no turn sleeps.
+//! One device, several engines: each has turns of some quanta, and whoever has no turn sleeps.
 //!
 //! Without it two engines on one machine fight for its cores: each has as many kernel threads as there are
 //! cores, every barrier of a step then waits for a thread that the other engine has displaced, and shares
@@ -12,13 +12,17 @@
 //!                 (waits)               (kept, or handed on)
 //! ```
 //!
+//! A turn is handed on at the end of a quantum, but not before it has lasted a *slice*: waking another
+//! engine and its kernel threads costs some hundred microseconds, which quanta of a small model do not last
+//! much longer than themselves. Quanta longer than a slice are turns by themselves.
+//!
 //! Threads: each seat belongs to one engine thread. One mutex guards the queue, held for a few dozen
 //! instructions and never across a quantum; every seat has a condition variable of its own, so that a turn
 //! wakes one thread. A turn is handed on under the mutex and its new owner re-checks under it, so no wake-up
 //! is lost. A seat that is dropped, by a panic too, gives its turn up.
 //!
-//! Cost: an engine that has the device to itself keeps its turn from quantum to quantum and pays one
-//! uncontended lock and two readings of the clock for each: some 100 ns (`tinyloop bench-share` measures it).
+//! Cost: an engine that has the device to itself keeps its turn from quantum to quantum and pays a
+//! reading of the clock for each, and one uncontended lock per slice: some 100 ns (`tinyloop bench-share` measures it).
 //! A waiting engine burns nothing: its own thread sleeps here, and the kernel threads of the CPU backend,
 //! which spin for some 25 us after a region (`backend/cpu/threads`), have then parked as well.
 //!
@@ -28,6 +32,10 @@ use super::fair_queue::{FairQueue, SeatId, ShareId};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Least time of a turn of an engine that wants to go on: a waiting engine waits no longer for that,
+/// plus a quantum.
+const SLICE: Duration = Duration::from_millis(5);
 
 #[derive(Default)]
 struct State {
@@ -47,17 +55,33 @@ impl State {
 }
 
 /// Gives turns on one device. Handles are cheap to clone.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct DeviceArbiter {
     /// See the module doc.
     state: Arc<Mutex<State>>,
+    slice: Duration,
+}
+
+impl Default for DeviceArbiter {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl DeviceArbiter {
     /// For a device that nobody uses yet.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self::with_slice(SLICE)
+    }
+
+    /// The same with turns of at least that time; zero = every quantum is a turn.
+    #[must_use]
+    pub fn with_slice(slice: Duration) -> Self {
+        Self {
+            state: Arc::default(),
+            slice,
+        }
     }
 
     /// A share for one model. Weights count relative to those of the other shares in use; 0 counts as 1.
@@ -65,8 +89,9 @@ impl DeviceArbiter {
     pub fn share(&self, weight: u32) -> DeviceShare {
         let id = self.state.lock().queue.join(weight);
         let state = Arc::clone(&self.state);
+        let slice = self.slice;
         DeviceShare {
-            inner: Arc::new(ShareInner { state, id }),
+            inner: Arc::new(ShareInner { state, id, slice }),
         }
     }
 }
@@ -80,6 +105,7 @@ impl std::fmt::Debug for DeviceArbiter {
 struct ShareInner {
     state: Arc<Mutex<State>>,
     id: ShareId,
+    slice: Duration,
 }
 
 impl Drop for ShareInner {
@@ -160,16 +186,21 @@ impl Seat {
             while state.queue.turn() != Some(self.id) {
                 self.wake.wait(&mut state);
             }
+            drop(state);
+            self.standing = Standing::HasTurn(Instant::now());
         }
-        self.standing = Standing::HasTurn(Instant::now());
     }
 
-    /// Ends the turn. With `wants_more` it competes for the next one and may keep it.
+    /// Ends the quantum, and with it the turn: not before it has lasted a slice, unless nothing more is
+    /// wanted. With `wants_more` it competes for the next one and may keep it.
     pub fn end(&mut self, wants_more: bool) {
         let Standing::HasTurn(began) = self.standing else {
             return;
         };
         let now = Instant::now();
+        if wants_more && now.duration_since(began) < self.share.inner.slice {
+            return;
+        }
         let mut state = self.share.inner.state.lock();
         let next = state.queue.end(now.duration_since(began), wants_more);
         self.standing = match (next, wants_more) {

@@ -142,7 +142,12 @@ fn seats_of_one_share_divide_it_and_numbers_are_used_again() {
 /// Every seat of a storm gets all its turns, and never two at once.
 #[test]
 fn turns_exclude_each_other_and_none_is_lost() {
-    let arbiter = DeviceArbiter::new();
+    for slice in [Duration::ZERO, Duration::from_micros(50)] {
+        storm(&DeviceArbiter::with_slice(slice));
+    }
+}
+
+fn storm(arbiter: &DeviceArbiter) {
     let n_inside = Arc::new(AtomicU32::new(0));
     let threads: Vec<_> = (0..4_u32)
         .map(|number| {
@@ -175,6 +180,33 @@ fn turns_exclude_each_other_and_none_is_lost() {
     leaves.begin();
     drop(leaves);
     share.seat().begin();
+}
+
+/// A turn lasts a slice, whoever waits, and ends at once when nothing more is wanted.
+#[test]
+fn a_turn_is_kept_for_a_slice() {
+    let arbiter = DeviceArbiter::with_slice(Duration::from_secs(3600));
+    let mut first = arbiter.share(1).seat();
+    let mut second = arbiter.share(1).seat();
+    let n_turns = Arc::new(AtomicU32::new(0));
+    let seen = Arc::clone(&n_turns);
+    first.begin();
+    let waiting = std::thread::Builder::new()
+        .name("second".to_owned())
+        .spawn(move || {
+            second.begin();
+            let n_turns = seen.load(Ordering::SeqCst);
+            second.end(false);
+            n_turns
+        })
+        .expect("a thread");
+    for _ in 0..1000 {
+        n_turns.fetch_add(1, Ordering::SeqCst);
+        first.end(true);
+        first.begin();
+    }
+    first.end(false);
+    assert_eq!(waiting.join().expect("it gets its turn"), 1000);
 }
 
 /// Two engines at one device give the tokens that each gives alone.
