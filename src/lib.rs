@@ -17,7 +17,8 @@
 //!    hands the job to the replica with the fewest jobs in flight, through the [`runtime::Runtime`] trait.
 //! 5. The replica's **engine thread** (`engine/step`) turns it into a sequence. Each *quantum*
 //!    takes commands, asks `engine/batch` which rows run, asks `model/forward` for one pass of one
-//!    segment over them, samples, commits.
+//!    segment over them, samples (within what a grammar allows, where there is one), commits. Several
+//!    engines on one device take turns (`engine/arbiter`).
 //! 6. `model/forward` calls the operations of a [`backend::Backend`]: `reference` (the scalar
 //!    oracle) or `cpu` (worker threads, AVX2 or AVX-512).
 //! 7. Each token goes through a channel straight back to the HTTP worker that waits; there it
@@ -32,12 +33,12 @@
 //! | rank | where | what |
 //! |---|---|---|
 //! | 80 | `server`, `cli` | wiring and subcommands: build the pool and HTTP, own the threads, stop them in reverse order |
-//! | 70 | `http` | `wire` (connections), `openai`, `native`, `ops`, `management` (tiny_http); one table from error to status |
+//! | 70 | `http` | `wire` (connections), `openai`, `native`, `ops`, `management` (tiny_http) with `admin`; one table from error to status |
 //! | 60 | `pool` | the public models: their states, how they are loaded and unloaded, bytes per device |
 //! | 50 | `scheduler` | executor, lifecycle, queue, admission (pure), driver, replica choice (pure), metrics |
 //! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `openai_remote`, `llama_server`, `vllm_serve` on the shared `upstream` and `child`, `fake` (scripted, for tests) |
-//! | 30 | `engine` | step loop, batch (pure), sequences, paged KV with prefix reuse, sampler |
-//! | 20 | `model`, `tokenizer` | architecture table, Hugging Face layout, plan (the only file that knows loops), weights, forward; text and templates |
+//! | 30 | `engine` | step loop, batch (pure), sequences, paged KV with prefix reuse, sampler, grammars' token sets, turns of several engines on one device |
+//! | 20 | `model`, `tokenizer` | architecture table, Hugging Face layout, plan (the only file that knows loops), weights, forward; text, templates and grammars |
 //! | 10 | `format`, `backend` | GGUF, safetensors; the operations of a step and their kernels |
 //! | 0 | `request`, `constraint`, `error`, `dtype`, `clock`, `rate`, `heap`, `config` | words that cross threads, every limit |
 //!
@@ -59,6 +60,7 @@
 //! | `engine-MODEL` | 1 per native replica | backend, KV pool, sequences |
 //! | `upstream-MODEL-N-I` | at most one per job a server is given | one call to another server at a time |
 //! | `child-MODEL-N`, `log-MODEL-N` | 1 each per child process | waiting for its end; reading what it prints |
+//! | `mask-N` | 2 per engine, from its first grammar on | a constraint, while they find what it allows next |
 //! | `cpu-N` | `threads - 1` per CPU backend | nothing: they compute what the engine thread asks |
 //!
 //! ## Invariants worth knowing
