@@ -42,7 +42,7 @@ pub struct BenchShareArgs {
     )]
     pub weights: Vec<u32>,
     /// Sequences that each model generates at once.
-    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    #[arg(long, value_name = "COUNT", default_value_t = 8)]
     pub parallel: u32,
     /// Length of each measurement in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 4.0)]

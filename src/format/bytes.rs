@@ -5,20 +5,22 @@
 //! **The memory map.** Opening costs nothing; pages come in as they are used. The length holds for
 //! the file as it was at open. When another process truncates it in place while it is mapped, or
 //! its disk fails, touching a lost page ends the process with SIGBUS: the system has no error
-//! return for this, short of copying the whole file. Renaming a new file over the old one is safe,
-//! writing into it is not. The window is the load: the model is copied out of the map, then the
-//! map is dropped.
+//! return for this. So the map is for the header, which is read in the first milliseconds, and for
+//! tools; weights are copied with ordinary reads ([`Bytes::copy_into`]), for which a file that got
+//! shorter is an error. Renaming a new file over the old one is always safe.
 
 use super::FormatError;
 use memmap2::{Mmap, UncheckedAdvice};
 use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Bytes that do not change.
 pub(super) enum Bytes {
-    /// A mapped file.
-    Mapped(Mmap),
+    /// A mapped file, and the file itself for ordinary reads.
+    Mapped(Mmap, File),
     /// Memory.
     Owned(Vec<u8>),
     /// A file that was compiled into the program.
@@ -29,12 +31,12 @@ impl Bytes {
     /// Maps a regular file. `wanted` says what should stand there, for errors.
     pub(super) fn open(path: &Path, wanted: &str) -> Result<Self, FormatError> {
         let name = || path.display().to_string();
-        let io = |source| FormatError::Io {
+        let fault = |source| FormatError::Io {
             path: name(),
             source,
         };
         // Asked before opening: opening a pipe would wait for its writer.
-        let metadata = std::fs::metadata(path).map_err(io)?;
+        let metadata = std::fs::metadata(path).map_err(fault)?;
         if !metadata.is_file() {
             return Err(FormatError::Invalid {
                 path: name(),
@@ -45,29 +47,45 @@ impl Bytes {
             // An empty file cannot be mapped.
             return Ok(Self::Owned(Vec::new()));
         }
-        let file = File::open(path).map_err(io)?;
+        let file = File::open(path).map_err(fault)?;
         // SAFETY: the map is read-only and this process never writes to the file. Rust's aliasing
         // rules hold as long as no other process does while it is mapped, which is the contract of
         // a model file; all reads stay inside the length of the map. The module's page says what a
         // truncation by someone else does.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Ok(Self::Mapped(map))
+        let map = unsafe { Mmap::map(&file) }.map_err(fault)?;
+        Ok(Self::Mapped(map, file))
     }
 
     /// All of them.
     pub(super) fn as_slice(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped(map, _) => map,
             Bytes::Owned(bytes) => bytes,
             Bytes::Embedded(bytes) => bytes,
         }
+    }
+
+    /// Copies a range into `out` without touching the map. False when the bytes are in memory: then
+    /// `as_slice` is as good.
+    ///
+    /// # Errors
+    /// The file got shorter since it was opened, or the disk fails.
+    pub(super) fn copy_into(&self, range: &Range<usize>, out: &mut Vec<u8>) -> io::Result<bool> {
+        let Bytes::Mapped(_, file) = self else {
+            return Ok(false);
+        };
+        out.resize(range.len(), 0);
+        file.read_exact_at(out, range.start as u64)?;
+        Ok(true)
     }
 
     /// Tells the operating system that a range is not needed any more, so that a loader which
     /// copies weights does not hold the file resident as well. Only a hint: the bytes stay
     /// readable, pages come back when touched. Does nothing for bytes in memory.
     pub(super) fn advise_done(&self, range: &Range<usize>) {
-        let Bytes::Mapped(map) = self else { return };
+        let Bytes::Mapped(map, _) = self else {
+            return;
+        };
         // SAFETY: this advice is unsafe where it can change what memory holds: on private or
         // anonymous memory. This map is shared, file-backed and read-only, so a dropped page
         // comes back from the file with the same bytes and slices into it stay valid. The range

@@ -282,13 +282,29 @@ impl ModelFile {
         }
     }
 
-    /// A tensor as a matrix. Views that are no plain byte range are made in `scratch`.
+    /// A tensor as a matrix, made in `scratch` unless the whole model is in memory: what is read from a
+    /// file is copied, so that a file that others change meanwhile is an error and no fault of the
+    /// process. Views that are no plain byte range are made there as well.
     pub fn read<'a>(
         &'a self,
         name: &str,
         scratch: &'a mut Vec<u8>,
     ) -> Result<TensorData<'a>, FormatError> {
         let info = self.matrix_info(name)?;
+        let copied = self.stores[info.store].copy_into(&info.file_range, scratch);
+        let is_copied = copied.map_err(|error| {
+            let name = shown(name);
+            self.invalid(format!(
+                "tensor {name} cannot be read any more ({error}): the file changed while it was loaded"
+            ))
+        })?;
+        if is_copied {
+            if !matches!(info.view, View::Stored) {
+                let stored = std::mem::take(scratch);
+                info.view.made(info, &stored, scratch);
+            }
+            return Ok(matrix(info, scratch));
+        }
         let stored = self.stored_bytes(info);
         Ok(match info.view.made(info, stored, scratch) {
             true => matrix(info, scratch),

@@ -307,7 +307,8 @@ impl Registry {
             RuntimeState::Unloaded | RuntimeState::Loading | RuntimeState::Unloading => "cancelled",
         };
         if outcome == "failed" {
-            entry.failed_at = at;
+            // What only the overrides of one load broke does not keep requests from loading it anew.
+            entry.failed_at = at.filter(|_| entry.overrides == LoadOverride::default());
         }
         if !is_ok {
             entry.overrides = LoadOverride::default();

@@ -30,7 +30,7 @@ pub const LOSSES_MAX: u32 = 1;
 
 /// Times that a job may come back because an upstream was full. With pauses between them that is about as
 /// long as a client waits.
-pub const OVERLOADS_MAX: u32 = 20;
+pub const OVERLOADS_MAX: u32 = 8;
 
 /// When a lost replica is restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,6 +261,13 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Longest pause, whatever the upstream says: it may have room sooner.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
+/// Whether a job that a full upstream gave back is better told so than kept: the upstream wants a
+/// longer wait than any pause here.
+#[must_use]
+pub fn is_long_wait(retry_after_ms: Option<u64>) -> bool {
+    retry_after_ms.is_some_and(|ms| Duration::from_millis(ms) > PAUSE_MAX)
+}
+
 /// How long a replica gets no new jobs after its upstream said so many times in a row that it is full.
 #[must_use]
 pub fn pause(n_in_a_row: u32, retry_after_ms: Option<u64>) -> Duration {
@@ -346,6 +353,19 @@ mod tests {
         };
         assert_eq!(dies_after(Duration::from_secs(1)), POLICY.wait(4));
         assert_eq!(dies_after(STABLE_AFTER), Duration::ZERO);
+    }
+
+    #[test]
+    fn long_waits_are_told() {
+        for (retry_after_ms, expected) in [
+            (None, false),
+            (Some(0), false),
+            (Some(10_000), false),
+            (Some(10_001), true),
+            (Some(u64::MAX), true),
+        ] {
+            assert_eq!(is_long_wait(retry_after_ms), expected, "{retry_after_ms:?}");
+        }
     }
 
     #[test]

@@ -25,6 +25,8 @@ use std::sync::{Arc, OnceLock};
 const N_KEPT: usize = 32;
 /// Longest text of a grammar or schema in bytes; those of tools with many functions reach 100 KB.
 const GRAMMAR_BYTES_MAX: usize = 512 << 10;
+/// Most texts of a choice: beyond it the parser's bounds are met anyway, after long work.
+const CHOICES_MAX: usize = 1000;
 /// Space between the parts of a JSON text: at most one line break with its indentation. Without an end
 /// a small model can go on with spaces for ever.
 const JSON_SPACE: &str = r"[ ]?|\n[ ]{0,16}";
@@ -142,18 +144,18 @@ struct Within(Matcher);
 impl Constraint for Within {
     fn advance(&mut self, tokens: &[TokenId], wants_forced: bool) -> Result<Next, String> {
         let matcher = &mut self.0;
-        let failed = |error: &dyn fmt::Display| error.to_string();
+        let failed = |error: &dyn fmt::Display| in_words(&error.to_string());
         matcher.consume_tokens(tokens).map_err(|e| failed(&e))?;
         let forced = match wants_forced && !matcher.is_stopped() {
             true => matcher.consume_ff_tokens(),
             false => Vec::new(),
         };
         if let Some(error) = matcher.get_error() {
-            return Err(error);
+            return Err(in_words(&error));
         }
         let allowed = match matcher.is_stopped() {
             true if !matcher.stop_reason().is_ok() => {
-                return Err(matcher.stop_reason().to_string());
+                return Err(in_words(&matcher.stop_reason().to_string()));
             }
             true => None,
             false => {
@@ -164,6 +166,15 @@ impl Constraint for Within {
         // Computing the mask may find that nothing can follow.
         let allowed = allowed.filter(|_| !matcher.is_stopped());
         Ok(Next { forced, allowed })
+    }
+}
+
+/// The crate's error for people: without its marks, and its bare word for a dead end explained.
+fn in_words(error: &str) -> String {
+    let error = error.replace("<non-verbose/>", "");
+    match error.trim() {
+        "NoExtensionBias" | "NoExtension" => "no text satisfies it".to_owned(),
+        other => other.to_owned(),
     }
 }
 
@@ -236,15 +247,16 @@ fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<Compiled, Gram
     let matcher = catch_unwind(AssertUnwindSafe(|| {
         Matcher::new(factory.create_parser(grammar))
     }));
-    let mut matcher =
-        matcher.map_err(|_| GrammarError("the grammar cannot be compiled".to_owned()))?;
+    let matcher = matcher.map_err(|_| GrammarError("the grammar cannot be compiled".to_owned()))?;
     if let Some(error) = matcher.get_error() {
-        return Err(GrammarError(error));
+        return Err(GrammarError(in_words(&error)));
     }
-    // A grammar that nothing satisfies shows here, not within somebody's answer.
-    matcher
-        .compute_mask_or_eos()
-        .map_err(|error| GrammarError(error.to_string()))?;
+    // A grammar that nothing satisfies, or whose first step is too much work, shows here, not within
+    // somebody's answer.
+    for wants_forced in [true, false] {
+        let mut trial = Within(matcher.deep_clone());
+        trial.advance(&[], wants_forced).map_err(GrammarError)?;
+    }
     Ok(Compiled {
         beginning: Mutex::new(matcher),
     })
@@ -276,6 +288,12 @@ fn top_level(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
             if texts.is_empty() || texts.iter().any(String::is_empty) {
                 let wrong = "a choice is among at least one text, none of them empty";
                 return Err(GrammarError(wrong.to_owned()));
+            }
+            if texts.len() > CHOICES_MAX {
+                let n_texts = texts.len();
+                return Err(GrammarError(format!(
+                    "a choice is among at most {CHOICES_MAX} texts, not {n_texts}"
+                )));
             }
             let quoted = texts.iter().map(|text| json!(text).to_string());
             let alternatives: Vec<String> = quoted.collect();
@@ -459,6 +477,8 @@ mod tests {
             GrammarSpec::Choice(Vec::new()),
             GrammarSpec::Choice(vec![String::new()]),
             GrammarSpec::Regex("x".repeat(GRAMMAR_BYTES_MAX)),
+            GrammarSpec::Regex("[^\\s\\S]".to_owned()),
+            GrammarSpec::Choice((0..=CHOICES_MAX).map(|i| i.to_string()).collect()),
         ];
         let grammars = grammars();
         for spec in cases {

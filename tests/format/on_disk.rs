@@ -98,3 +98,32 @@ fn what_is_no_regular_file_is_refused() {
         assert!(text.contains(word), "{text}");
     }
 }
+
+/// A file that somebody truncates in place while it is loaded must not take the process with it.
+#[test]
+fn a_file_that_got_shorter_is_an_error() {
+    let folder = std::env::temp_dir().join(format!("tinyloop-shrinks-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("model.gguf");
+    let tiny = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/tiny_llama.gguf");
+    std::fs::copy(tiny, &path).unwrap();
+    let file = ModelFile::open_gguf(&path).unwrap();
+    let last = file
+        .tensors()
+        .iter()
+        .max_by_key(|info| info.file_range.end)
+        .unwrap()
+        .name
+        .clone();
+    assert!(file.vector(&last).is_ok());
+    let shorter = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    shorter.set_len(5000).unwrap();
+    let error = file.vector(&last).unwrap_err().to_string();
+    assert!(
+        error.contains(&last) && error.contains("changed"),
+        "{error}"
+    );
+    let mut scratch = Vec::new();
+    assert!(file.read(&last, &mut scratch).is_err());
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -217,9 +217,10 @@ class Demo:
         wait_until("the second tinyloop", lambda: self.is_up(18190))
         pool = self.spawn("serve", "--config", self.args.config, "--log-level", "info")
         wait_until("the pool", lambda: self.is_up(self.admin_port, "/health"))
-        settled = ("loaded", "failed", "unloaded")
+        settled = ("loaded", "failed")
         wait_until("the models", lambda: all(row["runtime_state"] in settled
-                                             for row in self.rows().values()), 300)
+                                             for row in self.rows().values()
+                                             if row["configured_enabled"]), 300)
         models = [name for name, row in self.rows().items() if row["is_loaded"]]
         print(self.tool("models"), flush=True)
         if len(models) < 2:

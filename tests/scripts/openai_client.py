@@ -11,6 +11,7 @@ import sys
 import urllib.request
 
 import openai
+import pydantic
 from openai import OpenAI
 
 base = sys.argv[1].rstrip("/")
@@ -175,7 +176,8 @@ def errors():
     expect(openai.NotFoundError, "model_not_found", ask(model="nope"), "model")
     expect(bad, "invalid_value", ask(temperature=3), "temperature")
     expect(bad, "invalid_value", ask(messages=[]), "messages")
-    expect(bad, "unsupported_parameter", ask(response_format={"type": "json_object"}), "response_format")
+    broken = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "thing"}}}
+    expect(bad, "invalid_json_schema", ask(response_format=broken), "response_format.json_schema.schema")
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     expect(bad, "unsupported_parameter", ask(tools=[tool]), "tools")
     error = expect(bad, "context_length_exceeded", ask(max_tokens=10**7))
@@ -183,6 +185,19 @@ def errors():
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
     expect(bad, "invalid_value", ask(messages=[{"role": "user", "content": image}]))
     expect(bad, "invalid_value", ask(stream=True, temperature=-1), "temperature")
+
+
+@check
+def structured_output():
+    class Place(pydantic.BaseModel):
+        city: str
+        is_capital: bool
+
+    answer = client.chat.completions.parse(
+        model=model, messages=question, max_tokens=200, temperature=0, response_format=Place
+    )
+    place = answer.choices[0].message.parsed
+    assert isinstance(place, Place) and isinstance(place.is_capital, bool), answer
 
 
 @check

@@ -58,6 +58,8 @@ pub(super) fn read(request: &mut tiny_http::Request) -> Result<Vec<u8>, Refusal>
 struct Announced {
     /// Content-Length.
     n_bytes: usize,
+    /// Content-Length is no number, or there are two: where the body ends would be a guess.
+    is_unclear: bool,
     /// `Expect: 100-continue`: it comes when it is asked for.
     is_held_back: bool,
     /// Of unknown length.
@@ -73,8 +75,16 @@ impl Announced {
             let found = headers.find(|header| header.field.equiv(name));
             found.map(|header| header.value.as_str().to_ascii_lowercase())
         };
+        let is_length = |header: &&tiny_http::Header| header.field.equiv("Content-Length");
+        let lengths: Vec<&str> = request
+            .headers()
+            .iter()
+            .filter(is_length)
+            .map(|header| header.value.as_str())
+            .collect();
         Self {
             n_bytes: request.body_length().unwrap_or(0),
+            is_unclear: is_unclear(&lengths),
             is_held_back: header("Expect").is_some(),
             is_chunked: header("Transfer-Encoding").is_some(),
             is_upgrade: header("Connection").is_some_and(|value| value.contains("upgrade")),
@@ -89,6 +99,10 @@ impl Announced {
                 can_be_read,
             })
         };
+        if self.is_unclear {
+            let text = "'content-length' must be one whole number";
+            return refuse(ErrorCode::BadRequest, text.to_owned(), false);
+        }
         if self.is_chunked {
             let text = "a body must say its length here: send 'content-length', not chunks";
             return refuse(ErrorCode::LengthRequired, text.to_owned(), false);
@@ -110,6 +124,18 @@ impl Announced {
             return refuse(ErrorCode::BadRequest, text.to_owned(), false);
         }
         Ok(())
+    }
+}
+
+/// tiny_http takes a length that it cannot read for none at all, and the body for the next request.
+fn is_unclear(lengths: &[&str]) -> bool {
+    match lengths {
+        [] => false,
+        [one] => {
+            let is_digits = !one.is_empty() && one.bytes().all(|b| b.is_ascii_digit());
+            !is_digits || one.parse::<usize>().is_err()
+        }
+        _ => true,
     }
 }
 
@@ -183,6 +209,7 @@ mod tests {
             is_held_back: flags.contains('e'),
             is_chunked: flags.contains('c'),
             is_upgrade: flags.contains('u'),
+            is_unclear: flags.contains('?'),
         };
         for sound in [of(0, ""), of(0, "e"), of(0, "u"), of(1024, "")] {
             assert!(sound.check().is_ok(), "{sound:?}");
@@ -196,6 +223,7 @@ mod tests {
             (of(0, "c"), 411, false),
             (of(1, "e"), 417, false),
             (of(1, "u"), 400, false),
+            (of(0, "?"), 400, false),
         ] {
             let refusal = announced.check().expect_err("refused");
             let found = refusal.can_be_read;
@@ -205,5 +233,25 @@ mod tests {
                 "{announced:?}"
             );
         }
+    }
+
+    #[test]
+    fn lengths_are_one_whole_number() {
+        for clear in [&[][..], &["0"], &["17"], &["1025"]] {
+            assert!(!is_unclear(clear), "{clear:?}");
+        }
+        for unclear in [
+            "",
+            "abc",
+            "-1",
+            "+1",
+            "5, 5",
+            "0x10",
+            "1 ",
+            "99999999999999999999",
+        ] {
+            assert!(is_unclear(&[unclear]), "{unclear:?}");
+        }
+        assert!(is_unclear(&["5", "5"]));
     }
 }

@@ -196,7 +196,6 @@ fn structured_outputs(value: &Value, name: &str) -> Result<Option<GrammarSpec>, 
 fn schema(value: &Value, name: &str) -> Result<Option<GrammarSpec>, ApiError> {
     let parsed: Value = match value {
         Value::Null => return Ok(None),
-        Value::Object(map) if map.is_empty() => return Ok(None),
         Value::Object(_) => value.clone(),
         // vLLM's clients send it as text, too.
         Value::String(text) => serde_json::from_str(text).map_err(|error| {
@@ -220,10 +219,16 @@ fn grammar(value: &Value, name: &str) -> Result<Option<GrammarSpec>, ApiError> {
 }
 
 fn regex(value: &Value, name: &str) -> Result<Option<GrammarSpec>, ApiError> {
-    Ok(text(value, name)?.map(GrammarSpec::Regex))
+    match value {
+        Value::String(text) if text.is_empty() => Err(ApiError::invalid(
+            name,
+            format!("'{name}' is empty; only an empty answer would match"),
+        )),
+        _ => Ok(text(value, name)?.map(GrammarSpec::Regex)),
+    }
 }
 
-/// None when empty: llama-server's own clients send an empty grammar.
+/// None when empty: llama-server's own clients send an empty grammar when they want none.
 fn text(value: &Value, name: &str) -> Result<Option<String>, ApiError> {
     match value {
         Value::Null => Ok(None),
@@ -274,6 +279,7 @@ mod tests {
             (json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": object}}}),
              of.clone(), "response_format.json_schema.schema"),
             (json!({"json_schema": object}), of.clone(), "json_schema"),
+            (json!({"json_schema": {}}), GrammarSpec::JsonSchema(json!({})), "json_schema"),
             (json!({"guided_json": object.to_string()}), of.clone(), "guided_json"),
             (json!({"grammar": "start: \"x\""}), context_free.clone(), "grammar"),
             (json!({"guided_grammar": "start: \"x\""}), context_free.clone(), "guided_grammar"),
@@ -299,7 +305,7 @@ mod tests {
         }
         for body in [
             json!({}),
-            json!({"response_format": {"type": "text"}, "grammar": "", "json_schema": {}}),
+            json!({"response_format": {"type": "text"}, "grammar": ""}),
             json!({"structured_outputs": {"json_object": false}}),
             json!({"structured_outputs": {}, "response_format": null}),
         ] {
@@ -317,6 +323,7 @@ mod tests {
             (json!({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}),
              "response_format.json_schema.schema"),
             (json!({"regex": 3}), "regex"),
+            (json!({"regex": ""}), "regex"),
             (json!({"choice": "a"}), "choice"),
             (json!({"choice": ["a", 1]}), "choice"),
             (json!({"guided_json": "{"}), "guided_json"),

@@ -87,7 +87,8 @@ impl Queue {
         if setback == Setback::Overloaded {
             state.roster.overloaded(job.replica, retry_after_ms, now);
         }
-        let requeued = state.put_back(&job, setback, now);
+        let is_long_wait = health::is_long_wait(retry_after_ms);
+        let requeued = !is_long_wait && state.put_back(&job, setback, now);
         drop(state);
         self.wake(); // a pause has an end that the driver's thread must know
         match requeued {
