@@ -5,8 +5,6 @@
 //! 4 were asked: they are read row by row or decide between tokens, and 4 bits there cost more than
 //! anywhere else.
 
-use crate::backend::TensorData;
-use crate::backend::quantize::quantize_matrix;
 use crate::config::QuantizeType;
 use crate::dtype::DType;
 
@@ -48,21 +46,12 @@ pub fn target(name: &str, dims: &[u64], stored: DType, wanted: DType) -> Option<
     dtype.filter(|dtype| *dtype != stored)
 }
 
-/// The tensor in the type that [`target`] gives, made in `out`; None: it stays as it is. A type
-/// that is already as coarse as the wanted one is left alone at load.
-pub(super) fn at_load(
-    tensor: &TensorData<'_>,
-    wanted: DType,
-    n_threads: usize,
-    out: &mut Vec<u8>,
-) -> Option<DType> {
-    if !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
-        return None;
-    }
-    let dims = [tensor.n_in as u64, tensor.n_out as u64];
-    let dtype = target(tensor.name, &dims, tensor.dtype, wanted)?;
-    *out = quantize_matrix(tensor, dtype, n_threads);
-    Some(dtype)
+/// The type that a tensor takes at load, told before it is read; None: it stays as it is. A type that
+/// is already as coarse as the wanted one is left alone there. `dims` as stored.
+pub(super) fn at_load(name: &str, dims: &[u64], stored: DType, wanted: DType) -> Option<DType> {
+    let is_float = matches!(stored, DType::F32 | DType::F16 | DType::BF16);
+    let (n_in, rest) = dims.split_first().filter(|_| is_float)?;
+    target(name, &[*n_in, rest.iter().product()], stored, wanted)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use super::loop_spec::FINAL_NORM;
 use super::plan::{Plan, Segment};
 use super::spec::ModelSpec;
 use super::{ModelError, Progress, requantize};
+use crate::backend::quantize::quantize_matrix;
 use crate::backend::{
     AttendOp, AttentionOutputOp, Backend, EmbedOp, FeedForwardOp, InjectOp, Linear, LogitsOp,
     MatrixId, NormOp, QkvOp, RopeId, StartLoopsOp, TensorData, VectorId,
@@ -133,23 +134,26 @@ impl TensorSource for Requantized<'_> {
         name: &str,
         scratch: &'a mut Vec<u8>,
     ) -> Result<TensorData<'a>, FormatError> {
+        let info = self.file.tensor(name);
+        let changed = info.and_then(|info| {
+            let dtype = requantize::at_load(name, &info.dims, info.dtype, self.wanted)?;
+            Some((info, dtype))
+        });
+        let Some((info, dtype)) = changed else {
+            return self.file.read(name, scratch);
+        };
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut view = Vec::new();
-        let stored = self.file.read(name, &mut view)?;
-        match requantize::at_load(&stored, self.wanted, n_threads, scratch) {
-            None => self.file.read(name, scratch),
-            Some(dtype) => {
-                let (n_out, n_in) = (stored.n_out, stored.n_in);
-                let info = self.file.tensor(name);
-                Ok(TensorData {
-                    name: info.map_or("", |info| &info.name),
-                    dtype,
-                    n_out,
-                    n_in,
-                    bytes: scratch,
-                })
-            }
-        }
+        let mut floats = Vec::new();
+        let stored = self.file.read(name, &mut floats)?;
+        let (n_out, n_in) = (stored.n_out, stored.n_in);
+        *scratch = quantize_matrix(&stored, dtype, n_threads);
+        Ok(TensorData {
+            name: &info.name,
+            dtype,
+            n_out,
+            n_in,
+            bytes: scratch,
+        })
     }
     fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError> {
         self.file.vector(name)
