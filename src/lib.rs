@@ -38,7 +38,7 @@
 //! | 50 | `scheduler` | executor, lifecycle, queue, admission (pure), driver, replica choice (pure), metrics |
 //! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `openai_remote`, `llama_server`, `vllm_serve` on the shared `upstream` and `child`, `fake` (scripted, for tests) |
 //! | 30 | `engine` | step loop, batch (pure), sequences, paged KV with prefix reuse, sampler, grammars' token sets, turns of several engines on one device |
-//! | 20 | `model`, `tokenizer` | architecture table, Hugging Face layout, plan (the only file that knows loops), weights, forward; text, templates and grammars |
+//! | 20 | `model`, `tokenizer`, `chat` | architecture table, Hugging Face layout, plan (the only file that knows loops), weights, forward; text, templates and grammars; reasoning and tool calls in what a model writes |
 //! | 10 | `format`, `backend` | GGUF, safetensors; the operations of a step and their kernels |
 //! | 0 | `request`, `constraint`, `error`, `dtype`, `clock`, `rate`, `heap`, `config` | words that cross threads, every limit |
 //!
@@ -84,6 +84,7 @@ pub mod runtime;
 
 pub mod engine;
 
+pub mod chat;
 pub mod model;
 pub mod tokenizer;
 

@@ -286,7 +286,7 @@ fn a_stop_string_does_not_hide_what_came_from_the_cache() {
     let stop = whole.text.chars().find(|c| c.is_ascii_graphic());
     request.stop.strings = vec![stop.expect("some text").to_string()];
     let stopped = submit(&request);
-    assert!(stopped.outcome.stopped_by_text);
+    assert_eq!(stopped.outcome.stop_idx, Some(0));
     assert_eq!(stopped.outcome.usage.cached_tokens, 48);
     let n_tokens = stopped.tokens.len() as u32;
     assert_eq!(stopped.outcome.usage.completion_tokens, n_tokens);

@@ -21,6 +21,7 @@ const RANKS: &[(&str, u32)] = &[
     ("backend", 10),
     ("format", 11),
     ("model", 20),
+    ("chat", 20),
     ("tokenizer", 20),
     ("engine", 30),
     ("runtime", 40),

@@ -7,11 +7,12 @@
 use super::access_log::AccessRecord;
 use super::auth::{Client, Keys};
 use super::cors::Cors;
+use super::error_style::ErrorStyle;
 use super::errors::{ApiError, ErrorCode};
 use super::exchange::{Exchange, Manner, request_id};
+use super::generation::call::Call;
 use super::native::{self, prefixes, tokens};
-use super::openai::generate::{self, Call};
-use super::openai::models;
+use super::openai::{models, shape};
 use super::router::{Route, is_ops_path, route};
 use super::state::ServerState;
 use super::wire::{Handler, Refusal, Request, Responder};
@@ -46,7 +47,10 @@ impl Handler for DataPlane {
             .cors
             .headers(request.header_str("origin"), is_preflight);
         let record = AccessRecord::new(id, label, quiet);
-        let exchange = Exchange::new(responder, record, cors, self.manner());
+        let style = routed
+            .as_ref()
+            .map_or_else(|_| ErrorStyle::default(), Route::error_style);
+        let exchange = Exchange::new(responder, record, cors, self.manner(style));
         match routed {
             Err(error) => exchange.error(&error),
             Ok(Route::Admin(_)) => exchange.error(&elsewhere(request.path())),
@@ -74,7 +78,7 @@ impl Handler for DataPlane {
             numbers: self.state.wire_numbers(),
             ..ApiError::new(code, refusal.reason)
         };
-        let error = self.manner().apply(&error);
+        let error = self.manner(ErrorStyle::default()).apply(&error);
         let mut headers = vec![
             ("content-type".to_owned(), "application/json".to_owned()),
             ("x-request-id".to_owned(), request_id(None)),
@@ -86,8 +90,9 @@ impl Handler for DataPlane {
 }
 
 impl DataPlane {
-    fn manner(&self) -> Manner {
+    fn manner(&self, style: ErrorStyle) -> Manner {
         Manner {
+            style,
             overload_status: self.overload_status,
             state: Arc::clone(&self.state),
         }
@@ -134,8 +139,8 @@ impl DataPlane {
             Route::Detokenize => tokens::detokenize(&call(), exchange),
             Route::Prefixes => prefixes::all(&call(), exchange),
             Route::Prefix(id) => prefixes::one(&call(), id, exchange),
-            Route::Chat => generate::chat(&call(), exchange),
-            Route::Completions => generate::completions(&call(), exchange),
+            Route::Chat => shape::chat(&call(), exchange),
+            Route::Completions => shape::completions(&call(), exchange),
             Route::Admin(_) => exchange.error(&elsewhere(request.path())),
         }
     }

@@ -5,7 +5,9 @@
 //! answer says.
 
 use super::access_log::AccessRecord;
+use super::error_style::ErrorStyle;
 use super::errors::{ApiError, ErrorCode};
+use super::generation::events::Events;
 use super::ops::OpsAnswer;
 use super::sse;
 use super::state::ServerState;
@@ -32,6 +34,8 @@ pub struct Exchange {
 /// How this server words its refusals.
 #[derive(Clone, Debug)]
 pub struct Manner {
+    /// In which dialect.
+    pub style: ErrorStyle,
     /// Status of refusals for load, 503 or 429.
     pub overload_status: u16,
     /// Whose numbers stand in every `shutting_down`, and whose rate in every `Retry-After` that the
@@ -120,7 +124,8 @@ impl Exchange {
         let extra = error.headers();
         let mut headers: Vec<(&str, &str)> = vec![("content-type", JSON)];
         headers.extend(extra.iter().map(|(name, value)| (*name, value.as_str())));
-        self.full(error.status(), &headers, &json_text(&error.body()));
+        let body = self.manner.style.body(&error);
+        self.full(error.status(), &headers, &json_text(&body));
     }
 
     /// Answers with an operations page.
@@ -220,7 +225,8 @@ pub struct Stream {
 impl Stream {
     /// One event with `data` as JSON. Errors as [`Stream::send`].
     pub fn event(&mut self, data: &impl Serialize) -> io::Result<()> {
-        sse::write_event(&mut self.event, data);
+        self.event.clear();
+        sse::append_event(&mut self.event, None, data);
         let sent = self.writer.send(&self.event);
         sent.inspect_err(|_| gone(&mut self.record))
     }
@@ -229,6 +235,19 @@ impl Stream {
     pub fn send(&mut self, event: &str) -> io::Result<()> {
         let sent = self.writer.send(event.as_bytes());
         sent.inspect_err(|_| gone(&mut self.record))
+    }
+
+    /// The same for events that stand ready; they are forgotten then.
+    pub fn send_all(&mut self, events: &mut Events) -> io::Result<()> {
+        let sent = events.iter().try_for_each(|event| self.writer.send(event));
+        events.clear();
+        sent.inspect_err(|_| gone(&mut self.record))
+    }
+
+    /// The error as the client gets it; the log takes it over.
+    pub fn worded(&mut self, error: &ApiError) -> ApiError {
+        self.record.outcome = error.code.row().2;
+        self.manner.apply(error)
     }
 
     /// Ends it, as its events have ended.
@@ -252,9 +271,9 @@ impl Stream {
 
     /// The last event is the error.
     fn fail(mut self, error: &ApiError) {
-        let error = self.manner.apply(error);
-        self.record.outcome = error.code.row().2;
-        sse::write_event(&mut self.event, &error.body());
+        let error = self.worded(error);
+        self.event.clear();
+        sse::append_event(&mut self.event, None, &self.manner.style.body(&error));
         if self.writer.send(&self.event).is_ok() {
             // The connection stays usable: the error event is the end that clients look for.
             let _ = self.writer.finish();

@@ -1,8 +1,8 @@
 //! Both HTTP planes: the data plane on our own connection layer, the management plane on tiny_http.
 //!
 //! Reading order: `data_plane` (a request's way to its route), `router`, `exchange` (one request
-//! and its answer), `errors` (the one table from error to status), `openai/` (chat, completions,
-//! models), `native/` (generate and score, tokenize, prefixes), `isolation` (who reuses whose
+//! and its answer), `errors` (the one table from error to status) and `error_style` (in which dialect it is worded), `generation/` (what all routes that generate have in common), `openai/` (chat,
+//! completions, models), `native/` (generate and score, tokenize, prefixes), `isolation` (who reuses whose
 //! prompts), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel),
 //! `auth`, `cors`, `access_log`, `management` and what it alone answers, `admin/`, `state` (what both planes know), `wire/` (connections).
 //!
@@ -14,8 +14,10 @@ pub mod admin;
 pub mod auth;
 pub mod cors;
 pub mod data_plane;
+pub mod error_style;
 pub mod errors;
 pub mod exchange;
+pub mod generation;
 pub mod isolation;
 pub mod live;
 pub mod management;

@@ -5,6 +5,7 @@
 //! routes that are its own and says where the others are. What is not here: keys and CORS
 //! (`data_plane`, `management`).
 
+use super::error_style::ErrorStyle;
 use super::errors::{ApiError, ErrorCode};
 
 /// A route of either plane.
@@ -84,6 +85,12 @@ impl Route {
             Self::Root => "root",
             Self::Admin(_) => "admin",
         }
+    }
+
+    /// In which dialect its errors are worded.
+    #[must_use]
+    pub fn error_style(&self) -> ErrorStyle {
+        ErrorStyle::OpenAi
     }
 
     /// Whether everybody may ask, key or not: probes of load balancers carry none.

@@ -1,4 +1,4 @@
-//! Server-sent events as OpenAI clients read them: `data:` lines, no event names.
+//! Server-sent events: a `data:` line, behind an `event:` line where an API names its events.
 //!
 //! Pure. One event is written as one chunk and one flush, so that a client sees each token when
 //! it is made; that is the wire layer's part. JSON text never holds a raw line break, so one
@@ -20,15 +20,19 @@ pub const HEADERS: [(&str, &str); 3] = [
     ("x-accel-buffering", "no"),
 ];
 
-/// Makes `event` one event with `data` as JSON; what the buffer held is gone, its memory is used.
+/// Appends one event with `data` as JSON.
 ///
 /// # Panics
 /// When `data` is not JSON: a map whose keys are no strings.
-pub fn write_event(event: &mut Vec<u8>, data: &impl Serialize) {
-    event.clear();
-    event.extend_from_slice(b"data: ");
-    serde_json::to_writer(&mut *event, data).expect("answers are JSON, and memory takes it all");
-    event.extend_from_slice(b"\n\n");
+pub fn append_event(events: &mut Vec<u8>, name: Option<&str>, data: &impl Serialize) {
+    if let Some(name) = name {
+        events.extend_from_slice(b"event: ");
+        events.extend_from_slice(name.as_bytes());
+        events.push(b'\n');
+    }
+    events.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *events, data).expect("answers are JSON, and memory takes it all");
+    events.extend_from_slice(b"\n\n");
 }
 
 #[cfg(test)]
@@ -38,8 +42,8 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line_whatever_the_text_holds() {
-        let mut event = b"the one before".to_vec();
-        write_event(&mut event, &json!({"content": "a\r\nb\n\nc\u{2028}"}));
+        let mut event = Vec::new();
+        append_event(&mut event, None, &json!({"content": "a\r\nb\n\nc\u{2028}"}));
         let text = String::from_utf8(event).expect("JSON is UTF-8");
         assert_eq!(text.matches('\n').count(), 2);
         assert!(text.starts_with("data: {") && text.ends_with("}\n\n"));

@@ -62,6 +62,22 @@ pub struct Stamps {
 }
 
 impl Stamps {
+    /// At the beginning.
+    #[must_use]
+    pub fn queued(now: Stamp) -> Self {
+        Self {
+            queued: now,
+            dispatched: None,
+            first_token: None,
+            preempted: None,
+            resumed: None,
+            n_preemptions: 0,
+            n_requeues: 0,
+            parked: Duration::ZERO,
+            completed: None,
+        }
+    }
+
     /// Time in the queue, if it left it for a replica.
     #[must_use]
     pub fn queue_wait(&self) -> Option<Duration> {
@@ -156,17 +172,7 @@ impl Lifecycle {
     /// The beginning.
     #[must_use]
     pub fn queued(now: Stamp) -> Self {
-        Self::Queued(Stamps {
-            queued: now,
-            dispatched: None,
-            first_token: None,
-            preempted: None,
-            resumed: None,
-            n_preemptions: 0,
-            n_requeues: 0,
-            parked: Duration::ZERO,
-            completed: None,
-        })
+        Self::Queued(Stamps::queued(now))
     }
 
     /// The one transition function: the diagram of the module doc.

@@ -199,7 +199,7 @@ impl Record {
             Ending::Done { reason, usage } => Ok(Outcome {
                 finish_reason: *reason,
                 usage: *usage,
-                stopped_by_text: false,
+                stop_idx: None,
                 stamps: *state.stamps(),
             }),
             Ending::Cancelled(error) | Ending::Failed(error) => Err(error.clone()),

@@ -28,8 +28,8 @@ pub struct Outcome {
     pub finish_reason: FinishReason,
     /// Token counts. After a matched stop string they are those of the token that completed it.
     pub usage: Usage,
-    /// A stop string ended it, not a token.
-    pub stopped_by_text: bool,
+    /// Which stop string of the request ended it; None when a token did.
+    pub stop_idx: Option<usize>,
     /// When it reached its states.
     pub stamps: Stamps,
 }
@@ -268,18 +268,18 @@ impl TokenStream {
             }) => {
                 self.n_tokens += 1;
                 self.usage = usage;
-                let (chunk, stopped) = self.text.push(token, logprob);
+                let (chunk, stop_idx) = self.text.push(token, logprob);
                 self.ready.push_back(StreamEvent::Chunk(chunk));
-                if stopped {
-                    self.stop_by_text();
+                if let Some(stop_idx) = stop_idx {
+                    self.stop_by_text(stop_idx);
                 }
             }
             Delivery::Event(GenerationEvent::Text { text, logprobs }) => {
                 self.n_tokens += 1; // a guess, until the runtime tells its count at the end
-                let (chunk, stopped) = self.text.push_text(&text, logprobs);
+                let (chunk, stop_idx) = self.text.push_text(&text, logprobs);
                 self.ready.push_back(StreamEvent::Chunk(chunk));
-                if stopped {
-                    self.stop_by_text();
+                if let Some(stop_idx) = stop_idx {
+                    self.stop_by_text(stop_idx);
                 }
             }
             // Sinks keep ends out of the mailbox: these come as `End`.
@@ -294,7 +294,7 @@ impl TokenStream {
     }
 
     /// The answer is complete, whatever the runtime makes further: done, not cancelled.
-    fn stop_by_text(&mut self) {
+    fn stop_by_text(&mut self, stop_idx: usize) {
         let record = &self.handle.record;
         let usage = Usage {
             prompt_tokens: record.request.prompt_tokens(),
@@ -320,7 +320,7 @@ impl TokenStream {
                 completion_tokens: usage.completion_tokens,
                 ..outcome.usage
             },
-            stopped_by_text: true,
+            stop_idx: Some(stop_idx),
             ..outcome
         }));
     }
@@ -423,31 +423,43 @@ struct TextMaker {
 }
 
 impl TextMaker {
-    /// The chunk of a token, and whether a stop string is complete.
-    fn push(&mut self, token: TokenId, logprob: Option<TokenLogprob>) -> (GenerationChunk, bool) {
+    /// The chunk of a token, and the stop string that is complete.
+    fn push(
+        &mut self,
+        token: TokenId,
+        logprob: Option<TokenLogprob>,
+    ) -> (GenerationChunk, Option<usize>) {
         self.held.extend(logprob);
         let step = self.stream.push(token);
         self.chunk(Some(token), step)
     }
 
-    fn push_text(&mut self, text: &str, logprobs: Vec<TextLogprob>) -> (GenerationChunk, bool) {
+    fn push_text(
+        &mut self,
+        text: &str,
+        logprobs: Vec<TextLogprob>,
+    ) -> (GenerationChunk, Option<usize>) {
         self.held_text.extend(logprobs);
         let step = self.stream.push_text(text);
         self.chunk(None, step)
     }
 
-    fn chunk(&mut self, token_id: Option<TokenId>, step: TextStep) -> (GenerationChunk, bool) {
+    fn chunk(
+        &mut self,
+        token_id: Option<TokenId>,
+        step: TextStep,
+    ) -> (GenerationChunk, Option<usize>) {
         let mut chunk = GenerationChunk {
             token_id,
             text: step.text,
             ..GenerationChunk::default()
         };
         // A stop string takes its text away, but its tokens were generated.
-        if !chunk.text.is_empty() || step.stopped {
+        if !chunk.text.is_empty() || step.stop_idx.is_some() {
             chunk.logprobs = std::mem::take(&mut self.held);
             chunk.text_logprobs = std::mem::take(&mut self.held_text);
         }
-        (chunk, step.stopped)
+        (chunk, step.stop_idx)
     }
 
     /// What is still held at the end.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub struct TextStream {
     /// None where only text is pushed (remote runtimes).
     tokenizer: Option<Arc<Tokenizer>>,
-    /// Stop strings, none of them empty.
+    /// Stop strings; empty ones never match.
     stops: Vec<String>,
     include_stop: bool,
     skip_special: bool,
@@ -29,7 +29,8 @@ pub struct TextStream {
     partial: Vec<u8>,
     /// Text that is not given out yet: between calls a proper prefix of a stop string.
     held: String,
-    stopped: bool,
+    /// The stop string that was met.
+    stop_idx: Option<usize>,
 }
 
 /// What a token brought.
@@ -37,8 +38,8 @@ pub struct TextStream {
 pub struct TextStep {
     /// Text that is now certain; may be empty.
     pub text: String,
-    /// A stop string was met; nothing may be pushed any more.
-    pub stopped: bool,
+    /// Which stop string was met, in the order given; nothing more may be pushed then.
+    pub stop_idx: Option<usize>,
 }
 
 impl TextStream {
@@ -60,22 +61,21 @@ impl TextStream {
     /// A stream for runtimes that send text only; tokens pushed into it bring nothing.
     #[must_use]
     pub fn for_text(stops: &[String], include_stop: bool) -> Self {
-        let stops = stops.iter().filter(|stop| !stop.is_empty());
         Self {
             tokenizer: None,
-            stops: stops.cloned().collect(),
+            stops: stops.to_vec(),
             include_stop,
             skip_special: false,
             partial: Vec::new(),
             held: String::new(),
-            stopped: false,
+            stop_idx: None,
         }
     }
 
     /// One more token.
     pub fn push(&mut self, token: TokenId) -> TextStep {
         if let Some(tokenizer) = &self.tokenizer
-            && !self.stopped
+            && self.stop_idx.is_none()
             && !(self.skip_special && tokenizer.is_control(token))
         {
             self.partial.extend_from_slice(tokenizer.token_bytes(token));
@@ -86,7 +86,7 @@ impl TextStream {
 
     /// One more piece of text (remote runtimes).
     pub fn push_text(&mut self, text: &str) -> TextStep {
-        if !self.stopped {
+        if self.stop_idx.is_none() {
             self.partial.extend_from_slice(text.as_bytes());
             move_certain_characters(&mut self.partial, &mut self.held);
         }
@@ -95,7 +95,7 @@ impl TextStream {
 
     /// The generation ended: everything that was held back, broken UTF-8 as U+FFFD.
     pub fn finish(&mut self) -> String {
-        if self.stopped {
+        if self.stop_idx.is_some() {
             return String::new();
         }
         if !self.partial.is_empty() {
@@ -110,26 +110,26 @@ impl TextStream {
 
     /// Takes out of `held` what is certain.
     fn step(&mut self) -> TextStep {
-        if self.stopped {
+        if self.stop_idx.is_some() {
             return TextStep {
                 text: String::new(),
-                stopped: true,
+                stop_idx: self.stop_idx,
             };
         }
-        if let Some((start, end)) = first_stop(&self.stops, &self.held) {
-            self.stopped = true;
+        if let Some((stop_idx, start, end)) = first_stop(&self.stops, &self.held) {
+            self.stop_idx = Some(stop_idx);
             self.partial.clear();
             self.held
                 .truncate(if self.include_stop { end } else { start });
         }
-        let certain = match self.stopped {
-            true => self.held.len(),
-            false => self.held.len() - possible_stop_bytes(&self.stops, &self.held),
+        let certain = match self.stop_idx {
+            Some(_) => self.held.len(),
+            None => self.held.len() - possible_stop_bytes(&self.stops, &self.held),
         };
         let rest = self.held.split_off(certain);
         TextStep {
             text: std::mem::replace(&mut self.held, rest),
-            stopped: self.stopped,
+            stop_idx: self.stop_idx,
         }
     }
 }
@@ -160,13 +160,17 @@ fn move_certain_characters(partial: &mut Vec<u8>, text: &mut String) {
     partial.drain(..n_done);
 }
 
-/// Byte range of the stop string that ends first in `text`; of those that end together the longest.
-fn first_stop(stops: &[String], text: &str) -> Option<(usize, usize)> {
-    let found = stops.iter().filter_map(|stop| {
+/// Index and byte range of the stop string that ends first in `text`; of those that end together the longest.
+fn first_stop(stops: &[String], text: &str) -> Option<(usize, usize, usize)> {
+    let given = stops
+        .iter()
+        .enumerate()
+        .filter(|(_, stop)| !stop.is_empty());
+    let found = given.filter_map(|(stop_idx, stop)| {
         let start = text.find(stop.as_str())?;
-        Some((start, start + stop.len()))
+        Some((stop_idx, start, start + stop.len()))
     });
-    found.min_by_key(|&(start, end)| (end, start))
+    found.min_by_key(|&(_, start, end)| (end, start))
 }
 
 /// Length of the longest suffix of `text` that is a proper prefix of a stop string.
@@ -200,7 +204,7 @@ mod tests {
         let mut stopped = false;
         for &byte in bytes {
             let step = stream.push(TokenId::from(byte));
-            stopped |= step.stopped;
+            stopped |= step.stop_idx.is_some();
             texts.push(step.text);
         }
         texts.push(stream.finish());
@@ -304,7 +308,7 @@ mod tests {
                 prop_assert!(stream.partial.len() <= 3);
                 text.push_str(&step.text);
                 prop_assert!(expected.starts_with(&text));
-                if step.stopped {
+                if step.stop_idx.is_some() {
                     break;
                 }
             }

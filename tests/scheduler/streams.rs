@@ -106,7 +106,7 @@ fn a_stop_string_ends_the_answer_as_done_and_takes_the_job_back() {
         let result = ticket.wait().expect("done");
         assert_eq!(result.text, expected);
         assert_eq!(result.outcome.finish_reason, FinishReason::Stop);
-        assert!(result.outcome.stopped_by_text);
+        assert_eq!(result.outcome.stop_idx, Some(0));
         assert_eq!(result.outcome.usage.completion_tokens, 6);
         assert_eq!(bench.counts(), (0, 1)); // until the driver has taken it back
         bench.executor.drive();

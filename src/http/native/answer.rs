@@ -4,7 +4,8 @@
 //! told apart by `type`; their texts, tokens and log-probabilities put together are those of
 //! the [`Whole`] answer.
 
-use crate::http::openai::answer::{UsageCounts, unix_seconds};
+use crate::http::generation::prepare::unix_seconds;
+use crate::http::generation::usage::UsageCounts;
 use crate::http::openai::logprobs::finite;
 use crate::pool::LoadedModel;
 use crate::request::{RequestId, TokenId, TokenLogprob};

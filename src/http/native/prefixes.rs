@@ -8,10 +8,10 @@
 use super::prompt;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::Exchange;
+use crate::http::generation::call::Call;
 use crate::http::isolation::{isolation_key, owner};
 use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, parse_object};
-use crate::http::openai::generate::Call;
 use crate::http::openai::prompt::tokenizer_of;
 use crate::http::openai::sampling::check_context;
 use crate::http::state::ServerState;

@@ -7,9 +7,9 @@
 use super::prompt::exactly_one;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::Exchange;
+use crate::http::generation::call::Call;
 use crate::http::openai::chat::Conversation;
 use crate::http::openai::fields::{Fields, parse_object};
-use crate::http::openai::generate::Call;
 use crate::http::openai::prompt::{chat_prompt, tokenizer_of};
 use crate::http::openai::sampling::token_ids;
 use crate::pool::LoadedModel;

@@ -277,20 +277,84 @@ pub enum Said<'a> {
     Message {
         /// Always "assistant".
         role: &'static str,
-        /// The text.
-        content: &'a str,
+        /// The text; null where tools are called and nothing is said.
+        content: Option<&'a str>,
         /// Always null: there is no refusal.
         refusal: (),
+        /// What it thought before.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reasoning_content: Option<&'a str>,
+        /// Never an empty list.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<ToolCall<'a>>,
     },
     /// The next ones.
     Delta {
         /// In the first chunk of a choice.
         #[serde(skip_serializing_if = "Option::is_none")]
         role: Option<&'static str>,
-        /// In all but the last.
+        /// Text.
         #[serde(skip_serializing_if = "Option::is_none")]
         content: Option<String>,
+        /// What it thinks.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reasoning_content: Option<String>,
+        /// A call of a tool begins or goes on.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tool_calls: Option<[CallDelta; 1]>,
     },
+}
+
+/// A whole call of a tool.
+#[derive(Debug, Serialize)]
+pub struct ToolCall<'a> {
+    id: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: CalledFunction<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct CalledFunction<'a> {
+    name: &'a str,
+    /// JSON text.
+    arguments: &'a str,
+}
+
+impl<'a> ToolCall<'a> {
+    /// `arguments`: JSON text.
+    #[must_use]
+    pub fn new(id: String, name: &'a str, arguments: &'a str) -> Self {
+        Self {
+            id,
+            kind: "function",
+            function: CalledFunction { name, arguments },
+        }
+    }
+}
+
+/// What a chunk adds to a call of a tool.
+#[derive(Debug, Serialize)]
+pub struct CallDelta {
+    /// Which call of the choice; clients group by it.
+    pub(super) index: u32,
+    /// In the first chunk of a call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) id: Option<String>,
+    /// In the first chunk of a call.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(super) kind: Option<&'static str>,
+    pub(super) function: FunctionDelta,
+}
+
+/// See [`CallDelta`].
+#[derive(Debug, Serialize)]
+pub struct FunctionDelta {
+    /// In the first chunk of a call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    /// The next piece of JSON text.
+    pub(super) arguments: String,
 }
 
 #[cfg(test)]

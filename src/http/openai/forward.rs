@@ -7,17 +7,17 @@
 //! that would leave this machine is refused unless it says that it may. What is not here: the call
 //! (`runtime/upstream`), the answer (`growing`).
 
-use super::answer::AnswerMeta;
 use super::chat::ChatRequest;
-use super::choice::Family;
 use super::completions::{CompletionRequest, Prompt};
 use super::fields::Fields;
-use super::generate::{Call, Work, preflight, with_first_id};
-use super::growing::{ChoicePlan, GrowingAnswer};
 use super::sampling::CommonOptions;
 use crate::http::errors::{ApiError, ErrorCode};
+use crate::http::generation::call::Call;
+use crate::http::generation::growing::ChoicePlan;
+use crate::http::generation::prepare::{Prepared, preflight};
+use crate::http::generation::shape::AnswerInfo;
 use crate::pool::LoadedModel;
-use crate::request::{GenerationRequest, RequestId, UpstreamCall, UpstreamPrompt};
+use crate::request::{GenerationRequest, UpstreamCall, UpstreamPrompt};
 use crate::runtime::Feature;
 use crate::scheduler::SubmitOptions;
 use serde_json::{Map, Value};
@@ -194,19 +194,19 @@ fn has_images(fields: &Fields<'_>) -> bool {
 }
 
 /// `POST /v1/chat/completions`
-pub(super) fn chat(
+pub fn chat(
     call: &Call<'_>,
     body: &Map<String, Value>,
-    model: Arc<LoadedModel>,
+    model: &Arc<LoadedModel>,
     loops: Option<u32>,
-) -> Result<Work, ApiError> {
-    refuse_missing(&Fields::new(body), &model, loops)?; // before they are found faulty
+) -> Result<Prepared, ApiError> {
+    refuse_missing(&Fields::new(body), model, loops)?; // before they are found faulty
     let mut request = ChatRequest::parse(body, None)?;
-    call.isolate(&model, &mut request.common);
+    call.isolate(model, &mut request.common);
     let common = &request.common;
     let options = call.options(&Fields::new(body), common)?;
-    let mut forwarding = Forwarding::new(call, body, &model, loops, common, &options)?;
-    preflight(&model, None)?;
+    let mut forwarding = Forwarding::new(call, body, model, loops, common, &options)?;
+    preflight(model, None)?;
     if let Some(max_tokens) = request.max_tokens {
         // Under the name that the client uses for this server: some know only one of them.
         let is_new = body
@@ -222,48 +222,41 @@ pub(super) fn chat(
     if request.conversation.continued.is_some() {
         forwarding.set("add_generation_prompt", Value::from(false)); // some want it said
     }
-    let id = RequestId::generate();
-    let meta = AnswerMeta::chat(id, &model, common.depth, common.include_usage);
     let messages = UpstreamPrompt::Messages(request.conversation.template.messages.clone());
     let job = |sample| {
         let (max_tokens, logprobs) = (request.max_tokens, request.logprobs);
         forwarding.job(common, messages.clone(), max_tokens, logprobs, sample)
     };
     let jobs: Vec<_> = (0..common.n).map(job).collect();
-    let plan = ChoicePlan {
-        prompt_idx: 0,
-        echo: None,
-    };
-    let plans = vec![plan; common.n as usize];
-    let wants_logprobs = request.logprobs.is_some();
-    Ok(Work {
-        prompt_tokens: jobs.first().map_or(0, |job| job.prompt_tokens().into()),
-        jobs: with_first_id(jobs, id),
-        answer: GrowingAnswer::new(meta, Family::Chat, None, plans, wants_logprobs, true),
-        id,
+    Ok(Prepared {
+        info: AnswerInfo {
+            prompt_tokens: jobs.first().map_or(0, |job| job.prompt_tokens().into()),
+            wants_logprobs: request.logprobs.is_some(),
+            ..AnswerInfo::new(model, common)
+        },
+        plans: vec![ChoicePlan::default(); jobs.len()],
+        jobs,
         options,
-        n_per_prompt: common.n as usize,
-        model,
     })
 }
 
 /// `POST /v1/completions`
-pub(super) fn completions(
+pub fn completions(
     call: &Call<'_>,
     body: &Map<String, Value>,
-    model: Arc<LoadedModel>,
+    model: &Arc<LoadedModel>,
     loops: Option<u32>,
-) -> Result<Work, ApiError> {
-    refuse_missing(&Fields::new(body), &model, loops)?; // before they are found faulty
+) -> Result<Prepared, ApiError> {
+    refuse_missing(&Fields::new(body), model, loops)?; // before they are found faulty
     let mut request = CompletionRequest::parse(body, None)?;
-    call.isolate(&model, &mut request.common);
+    call.isolate(model, &mut request.common);
     let common = &request.common;
     if request.best_of > common.n {
         return Err(ApiError::missing(Feature::BestOf, "best_of", &model.name));
     }
     let options = call.options(&Fields::new(body), common)?;
-    let mut forwarding = Forwarding::new(call, body, &model, loops, common, &options)?;
-    preflight(&model, None)?;
+    let mut forwarding = Forwarding::new(call, body, model, loops, common, &options)?;
+    preflight(model, None)?;
     let max_tokens = Some(request.max_tokens).filter(|most| *most != u32::MAX);
     if let Some(max_tokens) = max_tokens {
         forwarding.set("max_tokens", Value::from(max_tokens));
@@ -271,8 +264,6 @@ pub(super) fn completions(
     if let Some(n_top) = request.logprobs {
         forwarding.set("logprobs", Value::from(n_top)); // also where `true` was sent
     }
-    let id = RequestId::generate();
-    let meta = AnswerMeta::completion(id, &model, common.depth, common.include_usage);
     let (mut jobs, mut plans, mut prompt_tokens) = (Vec::new(), Vec::new(), 0);
     for (prompt_idx, prompt) in request.prompts.iter().enumerate() {
         let Prompt::Text(text) = prompt else {
@@ -281,19 +272,22 @@ pub(super) fn completions(
         for sample in 0..common.n {
             let prompt = UpstreamPrompt::Text(text.clone());
             jobs.push(forwarding.job(common, prompt, max_tokens, request.logprobs, sample));
-            let echo = None;
-            plans.push(ChoicePlan { prompt_idx, echo });
+            plans.push(ChoicePlan {
+                prompt_idx,
+                ..ChoicePlan::default()
+            });
         }
         prompt_tokens += jobs.last().map_or(0, |job| job.prompt_tokens().into());
     }
-    let wants_logprobs = request.logprobs.is_some();
-    Ok(Work {
-        prompt_tokens,
-        jobs: with_first_id(jobs, id),
-        answer: GrowingAnswer::new(meta, Family::Completion, None, plans, wants_logprobs, true),
-        id,
+    Ok(Prepared {
+        info: AnswerInfo {
+            prompt_tokens,
+            wants_logprobs: request.logprobs.is_some(),
+            prompt_of_choice: plans.iter().map(|plan| plan.prompt_idx).collect(),
+            ..AnswerInfo::new(model, common)
+        },
+        jobs,
+        plans,
         options,
-        n_per_prompt: common.n as usize,
-        model,
     })
 }

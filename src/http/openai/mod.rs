@@ -1,8 +1,8 @@
 //! The OpenAI API family: chat completions, text completions, models.
 //!
 //! Runs on HTTP workers. `fields`, `sampling`, `depth`, `structure`, `chat`, `completions`, `prompt`, `logprobs` and `answer`
-//! are pure functions between JSON and our words; `generate` runs the jobs and writes the answer;
-//! `forward` makes the jobs of models that another server runs.
+//! are pure functions between JSON and our words; `shape` is how answers look;
+//! `forward` makes the jobs of models that another server runs. Running the jobs: `http::generation`.
 
 pub mod answer;
 pub mod chat;
@@ -11,12 +11,10 @@ pub mod completions;
 pub mod depth;
 pub mod fields;
 pub mod forward;
-pub mod generate;
-pub mod growing;
-pub mod jobs;
 pub mod logprobs;
 pub mod models;
 pub mod prompt;
 pub mod sampling;
 pub mod schedule;
+pub mod shape;
 pub mod structure;

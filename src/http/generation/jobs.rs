@@ -4,7 +4,7 @@
 //! every way out of a handler frees the slots. What is not here: text and stop strings, which
 //! `scheduler::TokenStream` makes.
 
-use super::growing::Update;
+use super::growing::{Finished, Update};
 use crate::http::errors::ApiError;
 use crate::pool::LoadedModel;
 use crate::request::{GenerationRequest, RequestError, TokenLogprob};
@@ -146,8 +146,13 @@ impl Jobs {
             StreamEvent::Finished(outcome) => {
                 self.running.retain(|running| *running != job_idx);
                 self.queue_time = self.queue_time.or(outcome.stamps.queue_wait());
-                let (reason, usage) = (outcome.finish_reason, outcome.usage);
-                Wait::Update(job_idx, Update::Finished { reason, usage })
+                let finished = Finished {
+                    reason: outcome.finish_reason,
+                    stop_idx: outcome.stop_idx,
+                    usage: outcome.usage,
+                    stamps: outcome.stamps,
+                };
+                Wait::Update(job_idx, Update::Finished(finished))
             }
         }
     }
