@@ -5,7 +5,9 @@
 //! would otherwise fill a queue of eight and the ninth, alive, would be refused).
 //!
 //! Of the workers that wait the one that went idle last is woken: its stack and its heap are still
-//! in the cache, and those below it sleep on undisturbed.
+//! in the cache, and those below it sleep on undisturbed. No more are woken than there are items for
+//! them: while one is on its way, the item that it was woken for is often taken by a worker that has just
+//! become free, and then the next item is its own.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -23,6 +25,8 @@ struct State<T> {
     open: bool,
     /// Workers that found nothing, the latest last; each parks until it is taken out of here.
     idle: Vec<Thread>,
+    /// Workers that were woken and have not looked yet.
+    n_waking: usize,
 }
 
 impl<T> Lane<T> {
@@ -31,6 +35,7 @@ impl<T> Lane<T> {
             items: VecDeque::new(),
             open: true,
             idle: Vec::new(),
+            n_waking: 0,
         };
         Lane {
             state: Mutex::new(state),
@@ -57,7 +62,9 @@ impl<T> Lane<T> {
             return Err(item);
         }
         state.items.push_back(item);
-        let woken = state.idle.pop();
+        let needs_one = state.items.len() > state.n_waking;
+        let woken = needs_one.then(|| state.idle.pop()).flatten();
+        state.n_waking += usize::from(woken.is_some());
         drop(state);
         if let Some(worker) = woken {
             worker.unpark();
@@ -82,7 +89,12 @@ impl<T> Lane<T> {
             std::thread::park();
             state = self.state.lock();
             // Parking may end without a cause; then it is still in the list.
-            state.idle.retain(|worker| worker.id() != id);
+            match state.idle.iter().rposition(|worker| worker.id() == id) {
+                Some(place) => {
+                    state.idle.remove(place);
+                }
+                None => state.n_waking -= 1,
+            }
         }
     }
 
@@ -97,6 +109,7 @@ impl<T> Lane<T> {
         state.open = false;
         let left = state.items.drain(..).collect();
         let woken = std::mem::take(&mut state.idle);
+        state.n_waking += woken.len();
         drop(state);
         woken.iter().for_each(Thread::unpark);
         left
@@ -133,5 +146,32 @@ mod tests {
         assert_eq!(lane.close(), vec![8]);
         assert_eq!(lane.push(9), Err(9));
         assert_eq!(lane.pop(), None);
+    }
+
+    /// Poppers and a pusher at once: everything arrives, also what was pushed while a worker was on its
+    /// way, and nobody is counted as waking for ever.
+    #[test]
+    fn no_item_waits_for_a_worker_that_was_not_woken() {
+        const ITEMS: usize = 20_000;
+        let lane = Lane::new(ITEMS);
+        let n_taken = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while lane.pop().is_some() {
+                        n_taken.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    }
+                });
+            }
+            for item in 0..ITEMS {
+                assert_eq!(lane.push(item), Ok(()));
+            }
+            while !lane.state.lock().items.is_empty() {
+                std::thread::yield_now();
+            }
+            assert!(lane.close().is_empty());
+        });
+        assert_eq!(n_taken.into_inner(), ITEMS);
+        assert_eq!(lane.state.lock().n_waking, 0);
     }
 }
