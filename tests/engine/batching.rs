@@ -72,7 +72,7 @@ fn a_consumer_that_is_gone_ends_its_sequence_within_the_quantum() {
 }
 
 #[test]
-fn running_generations_get_a_token_in_every_quantum_beside_a_long_prompt() {
+fn case_10_running_generations_get_a_token_in_every_quantum_beside_a_long_prompt() {
     let mut engine = engine_of(None, config());
     let running = submit(&mut engine, &greedy(prompt(1, 8), 100));
     step(&mut engine);

@@ -173,7 +173,7 @@ fn answers_end_where_the_rules_say_or_where_they_must() {
 }
 
 #[test]
-fn rules_that_break_end_their_request_only() {
+fn case_18_rules_that_break_end_their_request_only() {
     let mut engine = engine_of(None, config());
     let free = greedy(prompt(1, 30), 20);
     let expected = alone(None, &free);

@@ -7,7 +7,7 @@ use tinyloop::engine::Engine;
 use tinyloop::request::*;
 
 #[test]
-fn a_prefix_hit_equals_a_miss() {
+fn case_23_a_prefix_hit_equals_a_miss() {
     for n_prompt in [15, 16, 17, 48, 49, 64] {
         let mut engine = engine_of(None, config());
         let request = seeded(prompt(1, n_prompt), 8, 3);

@@ -76,7 +76,7 @@ fn a_stream_is_cancelled_by_the_id_of_its_answer_and_ends_without_an_error() {
 }
 
 #[test]
-fn whole_answers_that_run_or_wait_end_with_a_typed_error() {
+fn case_04_whole_answers_are_cancelled_by_id_and_end_with_a_typed_error() {
     let runtime = Alphabet::stepped(1);
     let server = TestServer::start(Arc::clone(&runtime));
     let management = server.server().management_address().expect("it listens");

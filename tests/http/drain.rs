@@ -37,7 +37,7 @@ fn refusal(client: &mut Client) -> String {
 }
 
 #[test]
-fn what_runs_finishes_and_everybody_else_is_told() {
+fn case_25_what_runs_finishes_and_everybody_else_is_told() {
     let runtime = Alphabet::stepped(1);
     let mut server = TestServer::start(Arc::clone(&runtime));
     let (address, executor) = (server.address, Arc::clone(&server.executor));

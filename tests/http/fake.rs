@@ -6,6 +6,7 @@
 
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::time::Duration;
 use tinyloop::request::{
     FinishReason, GenerationEvent, GenerationRequest, Job, RequestError, RequestId, TokenId,
     TokenLogprob, Usage,
@@ -27,6 +28,8 @@ pub(crate) struct Alphabet {
     cancelled: Mutex<Vec<RequestId>>,
     /// Fails every job with this text.
     fault: Option<&'static str>,
+    /// What it says about the step that it is in.
+    step_age: Mutex<Option<Duration>>,
 }
 
 fn logprob(request: &GenerationRequest, token: TokenId, n_top: u32) -> TokenLogprob {
@@ -108,6 +111,7 @@ impl Alphabet {
             active: Mutex::default(),
             cancelled: Mutex::default(),
             fault,
+            step_age: Mutex::default(),
         })
     }
 
@@ -146,6 +150,11 @@ impl Alphabet {
     /// Jobs that were cancelled.
     pub(crate) fn n_cancelled(&self) -> usize {
         self.cancelled.lock().len()
+    }
+
+    /// What its status says about the step that it is in.
+    pub(crate) fn set_step_age(&self, age: Option<Duration>) {
+        *self.step_age.lock() = age;
     }
 
     /// Fails what it holds.
@@ -202,6 +211,7 @@ impl Runtime for Alphabet {
         RuntimeStatus {
             alive: true,
             running: self.n_active() as u32,
+            step_age: *self.step_age.lock(),
             ..RuntimeStatus::default()
         }
     }

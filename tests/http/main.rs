@@ -6,6 +6,7 @@
 mod abuse;
 mod admission;
 mod cancel;
+mod cases;
 mod client;
 mod depth;
 mod drain;

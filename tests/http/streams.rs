@@ -217,7 +217,7 @@ fn a_fault_in_the_middle_ends_the_stream_with_an_error() {
 }
 
 #[test]
-fn who_hangs_up_frees_the_slot() {
+fn case_01_who_hangs_up_frees_the_slot_streamed_or_not() {
     for stream in [true, false] {
         let runtime = Alphabet::stepped(1);
         let server = TestServer::start(Arc::clone(&runtime));
@@ -249,7 +249,7 @@ fn who_hangs_up_frees_the_slot() {
 }
 
 #[test]
-fn who_hangs_up_in_the_queue_never_runs() {
+fn case_02_who_hangs_up_in_the_queue_never_runs() {
     let runtime = Alphabet::stepped(1);
     let server = TestServer::start(Arc::clone(&runtime));
     let mut first = server.client();
@@ -291,7 +291,7 @@ fn more_choices_than_an_idle_server_takes_are_the_requests_fault() {
 }
 
 #[test]
-fn a_full_queue_refuses_with_a_retry_time() {
+fn case_07_the_limit_counts_all_that_wait_for_a_loaded_model() {
     let runtime = Alphabet::stepped(1);
     let server = TestServer::with(Arc::clone(&runtime), |config| {
         config.executor.max_queue_depth = 1

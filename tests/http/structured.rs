@@ -134,7 +134,7 @@ fn a_stream_a_completion_and_several_choices_follow_the_form_too() {
 }
 
 #[test]
-fn what_cannot_be_followed_is_refused_before_it_is_queued() {
+fn case_17_what_cannot_be_followed_is_refused_before_it_is_queued() {
     let server = start();
     let mut client = server.client();
     #[rustfmt::skip]

@@ -99,7 +99,7 @@ fn a_model_that_somebody_holds_is_busy() {
 }
 
 #[test]
-fn a_load_starts_only_when_the_evicted_bytes_are_back() {
+fn case_12_a_load_starts_only_when_the_evicted_bytes_are_back() {
     let bench = Bench::with(&[("a", 60), ("b", 60)], limits(), Pace::Stepped);
     bench.add(model("a"));
     bench.add(model("b"));

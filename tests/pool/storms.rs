@@ -103,7 +103,7 @@ proptest! {
 /// Two models that do not fit together, and clients that want both all the time: each request ends,
 /// both models are served, and a model is not thrown out before it has been of use.
 #[test]
-fn two_models_in_turn_neither_thrash_nor_deadlock() {
+fn case_11_two_models_in_turn_neither_thrash_nor_deadlock() {
     let residency = Duration::from_millis(50);
     let config = PoolConfig {
         min_residency: residency,

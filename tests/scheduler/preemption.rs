@@ -115,7 +115,7 @@ fn who_has_aged_past_the_newcomer_keeps_its_slot() {
 }
 
 #[test]
-fn the_youngest_of_the_lowest_goes_and_keeps_its_place_in_line() {
+fn case_09_the_youngest_of_the_lowest_goes_and_keeps_its_place_in_line() {
     let bench = Bench::stepped(3, preempting());
     let lows = [arrive(&bench, 0), arrive(&bench, 0)];
     let middle = arrive(&bench, 1);
@@ -157,7 +157,7 @@ fn the_cap_on_preemptions_holds_and_everybody_gets_done() {
 }
 
 #[test]
-fn preempted_requests_count_in_no_limit_of_the_queue() {
+fn case_08_preempted_requests_count_in_no_limit_of_the_queue() {
     let config = ExecutorConfig {
         max_queue_depth: 1,
         max_queued_prompt_tokens: Some(3),
