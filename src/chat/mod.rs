@@ -3,6 +3,21 @@
 //! Pure. One [`AnswerParser`] per choice gets the text as it becomes certain and returns its parts;
 //! whatever the cuts between pushes, the joined parts are the same. What is not here: how a client
 //! is told (`http`'s shapes), what a prompt looks like (`tokenizer::chat_template`).
+//!
+//! Reading order: this file, `family` (the forms there are), `parser` (the state machine), `item` (one
+//! call) with `json` and `pythonic` (reading what is still being written).
+
+mod family;
+mod item;
+mod json;
+mod parser;
+#[cfg(test)]
+mod parser_tests;
+mod pythonic;
+
+pub use family::{Family, THINK_MARKS, ThinkMarks};
+pub use item::ToolShape;
+pub use parser::{AnswerParser, CallOptions, ParserOptions, ReasoningOptions};
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,20 +52,4 @@ impl Part {
             Self::CallArguments { fragment, .. } => fragment.is_empty(),
         }
     }
-}
-
-/// Splits one choice's text into parts. The default one takes everything for text.
-#[derive(Clone, Debug, Default)]
-pub struct AnswerParser {}
-
-impl AnswerParser {
-    /// Text that is certain; appends the parts that are certain now.
-    pub fn push(&mut self, text: String, parts: &mut Vec<Part>) {
-        if !text.is_empty() {
-            parts.push(Part::Text(text));
-        }
-    }
-
-    /// The answer has ended; appends what was held back.
-    pub fn finish(&mut self, _parts: &mut Vec<Part>) {}
 }
