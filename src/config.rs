@@ -10,6 +10,7 @@ mod backends;
 mod executor;
 mod models;
 mod pool;
+mod pooling;
 mod tables;
 
 pub use backends::{
@@ -19,6 +20,7 @@ pub use backends::{
 pub use executor::{ExecutorConfig, TargetInflight};
 pub use models::{BUILTIN_MODEL, FakeConfig, LifecycleConfig, ModelConfig, ModelSource};
 pub use pool::PoolConfig;
+pub use pooling::Pooling;
 
 use models::FileModel;
 use serde::{Deserialize, Deserializer};
@@ -56,6 +58,8 @@ pub struct EngineConfig {
     pub loops: LoopsConfig,
     /// Type that float weights are converted to at load; None = kept as stored.
     pub quantize: Option<QuantizeType>,
+    /// How embeddings are made of the tokens' states; None = as the file says, else the mean.
+    pub pooling: Option<Pooling>,
 }
 
 /// How a model loops, where it should differ from what its file says.
@@ -105,6 +109,7 @@ impl Default for EngineConfig {
             cache_window: 0,
             loops: LoopsConfig::default(),
             quantize: None,
+            pooling: None,
         }
     }
 }

@@ -296,6 +296,9 @@ pub struct GenerationRequest {
     /// What the answer must look like; None = anything. It says where the answer may end as well, so
     /// [`StopRules::min_tokens`] and [`StopRules::ignore_eos`] do not count beside it.
     pub constraint: Option<Arc<dyn ConstraintSource>>,
+    /// Asks for one vector of the prompt's states ([`GenerationEvent::Embedding`]) instead of tokens;
+    /// then `max_tokens` is 0, and no blocks are reused nor kept.
+    pub embed: bool,
     /// Whether blocks computed by earlier requests may be reused.
     pub reuse_prefix: bool,
     /// Requests share cached prefixes only within one key (tenant isolation).
@@ -306,6 +309,15 @@ pub struct GenerationRequest {
 }
 
 impl GenerationRequest {
+    /// A request for the embedding of a prompt.
+    #[must_use]
+    pub fn embedding(prompt: impl Into<Arc<[TokenId]>>) -> Self {
+        Self {
+            embed: true,
+            ..Self::new(prompt, 0)
+        }
+    }
+
     /// A request with default sampling and stop rules.
     #[must_use]
     pub fn new(prompt: impl Into<Arc<[TokenId]>>, max_tokens: u32) -> Self {
@@ -323,6 +335,7 @@ impl GenerationRequest {
             cache_window: 0,
             kept_tokens: 0,
             constraint: None,
+            embed: false,
             reuse_prefix: true,
             isolation_key: 0,
             upstream: None,
@@ -388,12 +401,14 @@ impl Usage {
     }
 }
 
-/// What a runtime reports about one job, in this order: `PromptLogprobs`?, then `Token`/`Text`*,
-/// then exactly one of `Finished`, `Failed`.
+/// What a runtime reports about one job, in this order: `PromptLogprobs`?, then `Token`/`Text`* or
+/// `Embedding`, then exactly one of `Finished`, `Failed`.
 #[derive(Clone, Debug)]
 pub enum GenerationEvent {
     /// Log-probabilities of prompt tokens 1.. (asked by `prompt_logprobs`).
     PromptLogprobs(Vec<TokenLogprob>),
+    /// The pooled states of the prompt, (d_model), not normalized (asked by `embed`).
+    Embedding(Vec<f32>),
     /// One generated token (native runtimes). A final end-of-generation token is not sent.
     Token {
         /// The token.
@@ -419,6 +434,14 @@ pub enum GenerationEvent {
     },
     /// The generation ended badly, or was cancelled.
     Failed(RequestError),
+}
+
+impl GenerationEvent {
+    /// Whether it brings something of an answer that grows.
+    #[must_use]
+    pub fn is_generated(&self) -> bool {
+        matches!(self, Self::Token { .. } | Self::Text { .. })
+    }
 }
 
 /// Why a request that was accepted did not finish.

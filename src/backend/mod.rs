@@ -8,6 +8,7 @@
 //! engine:  allocate pages, slots ─► Pass { rows, tables }
 //! forward: begin_pass ─► embed ─► per block: qkv ─► attend ─► attention_output ─► feed_forward
 //!                                                              ... ─► logits (of some slots)
+//!          layer_normalize where blocks end with a norm; states (of some slots) for embeddings
 //!          around the blocks of a core that loops: start_loops ─► inject ─► blocks ─► normalize
 //!          around those, for rows that may leave the loop: keep_state ─► .. ─► exit_signals
 //!                                                          ─► fill_skipped (rows that leave)
@@ -31,12 +32,14 @@
 //! What is not here: tokens' meaning, sampling, page allocation, any policy.
 
 pub mod cpu;
+mod encoder;
 pub mod exit_signal;
 pub mod quantize;
 pub mod reference;
 pub mod state_init;
 mod window;
 
+pub use encoder::LayerNormOp;
 pub use window::{CacheWindow, Visible};
 
 use crate::dtype::DType;
@@ -228,13 +231,17 @@ pub struct Linear {
     pub bias: Option<VectorId>,
 }
 
-/// `hidden[slot] = scale * table[token]` for rows that enter.
+/// `hidden[slot] = scale * table[token] + positions[position] + constant` for rows that enter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbedOp {
     /// (vocab_size, d_model)
     pub table: MatrixId,
     /// 1 in most models.
     pub scale: f32,
+    /// (at least max_context, d_model): learned positions.
+    pub positions: Option<MatrixId>,
+    /// (d_model): what every row gets, like the type of a text's tokens.
+    pub constant: Option<VectorId>,
 }
 
 /// `hidden = rmsnorm(hidden)`.
@@ -283,8 +290,8 @@ pub struct InjectOp {
 /// `q, k, v = split heads(W · rmsnorm(hidden))`, optional per-head norm, rotate, store k and v.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvOp {
-    /// (d_model) weight of the RMS norm before the projections.
-    pub norm: VectorId,
+    /// (d_model) weight of the RMS norm before the projections; None: `hidden` itself goes in.
+    pub norm: Option<VectorId>,
     /// Epsilon of all norms in this operation.
     pub epsilon: f32,
     /// (n_heads * head_dim, d_model)
@@ -313,6 +320,9 @@ pub struct AttendOp {
     /// The layer's own window: only the last `window` positions, self included; 0 = all. A row sees
     /// what both this and its sequence's window show.
     pub window: u32,
+    /// Every row sees all rows of its sequence, before and behind it: all are in this pass, and windows
+    /// do not count.
+    pub is_bidirectional: bool,
 }
 
 /// `hidden += [post_norm](W · attention)`.
@@ -326,15 +336,16 @@ pub struct AttentionOutputOp {
     pub epsilon: f32,
 }
 
-/// `hidden += [post_norm](down · (silu(gate · n) * (up · n)))`, `n = rmsnorm(hidden)`.
+/// `hidden += [post_norm](down · (silu(gate · n) * (up · n)))`, `n = rmsnorm(hidden)`; without a gate
+/// `down · gelu(up · n)`.
 #[derive(Clone, Copy, Debug)]
 pub struct FeedForwardOp {
-    /// (d_model)
-    pub norm: VectorId,
+    /// (d_model); None: `hidden` itself goes in.
+    pub norm: Option<VectorId>,
     /// Epsilon of all norms in this operation.
     pub epsilon: f32,
-    /// (d_ff, d_model)
-    pub gate: Linear,
+    /// (d_ff, d_model); None: there is none, and the activation is the exact GELU.
+    pub gate: Option<Linear>,
     /// (d_ff, d_model)
     pub up: Linear,
     /// (d_model, d_ff)
@@ -455,6 +466,9 @@ pub trait Backend: Send {
     /// See [`NormOp`]; all rows of the pass.
     fn normalize(&mut self, op: &NormOp) -> Result<(), BackendError>;
 
+    /// See [`LayerNormOp`]; all rows of the pass.
+    fn layer_normalize(&mut self, op: &LayerNormOp) -> Result<(), BackendError>;
+
     /// See [`StartLoopsOp`]. Needs `StateGeometry::keeps_input`.
     fn start_loops(&mut self, op: &StartLoopsOp) -> Result<(), BackendError>;
 
@@ -492,6 +506,15 @@ pub trait Backend: Send {
     /// See [`LogitsOp`]. Returns `(n slots, vocab_size)` in their order. The slots need not be among
     /// those of the running pass.
     fn logits(&mut self, op: &LogitsOp, slots: &[SlotId]) -> Result<&[f32], BackendError>;
+
+    /// The states of some slots, normed where there is a norm, `(n slots, d_model)` in their order. The
+    /// slots need not be among those of the running pass.
+    fn states(
+        &mut self,
+        norm: Option<&NormOp>,
+        slots: &[SlotId],
+        out: &mut Vec<f32>,
+    ) -> Result<(), BackendError>;
 
     /// Copies a page (copy-on-write when a sequence branches).
     fn copy_page(&mut self, from: PageId, to: PageId) -> Result<(), BackendError>;

@@ -102,6 +102,16 @@ impl CacheWindow {
 }
 
 impl Visible {
+    /// All positions of a sequence of `n_tokens`.
+    #[inline]
+    #[must_use]
+    pub fn all(n_tokens: usize) -> Self {
+        Self {
+            kept: 0..0,
+            recent: 0..n_tokens,
+        }
+    }
+
     /// The first visible position.
     #[inline]
     #[must_use]

@@ -124,7 +124,7 @@ fn memory_lines(file: &ModelFile, args: &InspectArgs) -> Vec<String> {
 
 /// Segments and depth of a looped model; nothing for an ordinary one.
 fn loop_lines(spec: &ModelSpec) -> Vec<String> {
-    let plan = spec.loops.plan(spec.n_layers);
+    let plan = spec.plan();
     if plan.max_loops == 1 {
         return Vec::new();
     }

@@ -78,7 +78,7 @@ impl Work {
     fn of(file: &ModelFile) -> Result<Self, Error> {
         let failed = |error: &dyn std::fmt::Display| Error::other("roofline", error);
         let spec = ModelSpec::from_gguf(file).map_err(|error| failed(&error))?;
-        let plan = spec.loops.plan(spec.n_layers);
+        let plan = spec.plan();
         let has_own_head = file.tensors().iter().any(|t| t.name == "output.weight");
         let mut parts = Vec::new();
         for tensor in file.tensors() {

@@ -187,6 +187,7 @@ fn prompt_logprobs(
             GenerationEvent::Finished { usage, .. } => counts = usage,
             GenerationEvent::Token { .. }
             | GenerationEvent::Text { .. }
+            | GenerationEvent::Embedding(_)
             | GenerationEvent::Failed(_) => {}
         }
     }

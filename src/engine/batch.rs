@@ -55,6 +55,8 @@ pub struct Candidate {
     pub loops: u32,
     /// Its rows are prompt rows whose logits are wanted (prompt log-probabilities).
     pub is_scored: bool,
+    /// All its rows enter in one quantum or none does: each sees all of them.
+    pub is_whole: bool,
     /// Number of the quantum in which rows of it entered last.
     pub last_served: u64,
 }
@@ -285,6 +287,10 @@ impl<'a> Entry<'a> {
 
     /// Writes the grants; `Some(victim)` when a sequence must give up its pages first.
     fn fill(&mut self, quantum: &mut Quantum) -> Option<usize> {
+        if self.candidates.iter().any(|candidate| candidate.is_whole) {
+            self.fill_whole(quantum);
+            return None;
+        }
         let is_single = |(_, candidate): &(usize, &Candidate)| candidate.is_single();
         let n_singles = self.ready().filter(is_single).count() as u32;
         let n_chunks = self.ready().count() as u32 - n_singles;
@@ -315,6 +321,25 @@ impl<'a> Entry<'a> {
         }
         self.use_the_rest(quantum);
         None
+    }
+
+    /// Those whose rows enter together, in the order of arrival as far as rows and pages go. One that
+    /// does not fit beside the others is passed by; it is the oldest soon, and the oldest always fits.
+    /// Where rows stay under way for several passes nobody passes it, or it would never find room.
+    fn fill_whole(&mut self, quantum: &mut Quantum) {
+        for (index, candidate) in self.ready() {
+            let n_rows = candidate.n_missing;
+            if n_rows <= self.n_rows && n_rows <= self.rows_in_pages(candidate, 0) {
+                self.take(candidate, 0, n_rows);
+                quantum.grants.push(Grant {
+                    candidate: index,
+                    n_rows,
+                    enters: true,
+                });
+            } else if self.has_stages {
+                break;
+            }
+        }
     }
 
     /// Too few rows for everyone: one each, the least recently served first.

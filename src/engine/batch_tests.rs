@@ -11,6 +11,7 @@ fn candidate(n_missing: u32) -> Candidate {
         n_groups: 1,
         loops: 1,
         is_scored: false,
+        is_whole: false,
         last_served: 0,
     }
 }

@@ -11,8 +11,8 @@
 
 use super::EngineError;
 use crate::backend::{CacheWindow, PAGE_TOKENS};
-use crate::config::EngineConfig;
-use crate::model::{ExitRules, ModelSpec, Plan};
+use crate::config::{EngineConfig, Pooling};
+use crate::model::{DeclaredPooling, ExitRules, ModelSpec, Plan};
 use crate::request::GenerationRequest;
 
 /// Context length when neither the configuration nor a shorter model says otherwise.
@@ -45,6 +45,10 @@ pub struct EngineLimits {
     pub vocab_size: u32,
     /// Rules of early exit that the model knows; none unless told by [`Self::with_exit_rules`].
     pub exit_rules: ExitRules,
+    /// Whether the model makes tokens, and not only embeddings.
+    pub generates: bool,
+    /// How embeddings are made; None: the model makes none.
+    pub pooling: Option<Pooling>,
 }
 
 impl EngineLimits {
@@ -111,13 +115,19 @@ impl EngineLimits {
             pinned_pages_max: beside.min(u64::from(n_pages / 2)) as u32,
             context_length,
             max_sequences: config.max_sequences,
-            max_rows: config.max_rows,
+            // All rows of a text enter an encoder together.
+            max_rows: match spec.encoder {
+                Some(_) => config.max_rows.max(context_length),
+                None => config.max_rows,
+            },
             prefill_rows_beside_decode: config.prefill_rows_beside_decode,
             n_pages,
             kv_tokens: n_blocks * PAGE_TOKENS as u64,
             prefix_cache: config.prefix_cache,
             vocab_size: spec.vocab_size,
             exit_rules: ExitRules::default(),
+            generates: spec.encoder.is_none(),
+            pooling: pooling(config, spec),
         })
     }
 
@@ -149,6 +159,9 @@ impl EngineLimits {
                 "prompt token {token} is not in the vocabulary of {vocab_size} tokens"
             ));
         }
+        if let Some(refusal) = self.kind_refusal(request) {
+            return Some(refusal.to_owned());
+        }
         let window = request.window();
         if !window.n_kept.is_multiple_of(PAGE_TOKENS as u32) || u64::from(window.n_kept) > n_prompt
         {
@@ -161,6 +174,19 @@ impl EngineLimits {
         let exit = request.adaptive;
         exit.and_then(|exit| self.exit_rules.refusal(exit))
             .or_else(|| self.depth_refusal(request, plan))
+    }
+
+    /// The part of [`Self::refusal`] that concerns what is asked for at all.
+    fn kind_refusal(&self, request: &GenerationRequest) -> Option<&'static str> {
+        match request.embed {
+            false if !self.generates => Some("this model makes embeddings and cannot generate"),
+            true if self.pooling.is_none() => Some("this model ranks texts and makes no embeddings"),
+            true if request.max_tokens > 0 => Some("an embedding has no tokens to generate"),
+            true if !self.generates && request.cache_window > 0 => {
+                Some("this model reads a text at once and has no attention windows")
+            }
+            _ => None,
+        }
     }
 
     /// The part of [`Self::refusal`] that concerns loops and the pages they need.
@@ -193,6 +219,16 @@ impl EngineLimits {
             )
         })
     }
+}
+
+/// As configured, else as the file says, else the mean; None where states are no embeddings.
+fn pooling(config: &EngineConfig, spec: &ModelSpec) -> Option<Pooling> {
+    let declared = match spec.pooling {
+        DeclaredPooling::Ranks => return None,
+        DeclaredPooling::Is(pooling) => pooling,
+        DeclaredPooling::None => Pooling::Mean,
+    };
+    Some(config.pooling.unwrap_or(declared))
 }
 
 /// Blocks of the longest request that the pool is made for: a context in the default window.

@@ -14,6 +14,7 @@
 //! * `sequence`  counters of one generation; there is no prefill phase and no decode phase.
 //! * `kv`        the paged pool: blocks, reference counts, prefix reuse, eviction.
 //! * `sampler`   pure over one row of logits.
+//! * `pooled`    the embedding of a sequence that asks for one.
 //! * `arbiter`   engines that share a device take turns at quantum boundaries (`fair_queue`: whose).
 //! * `cost`      pure: what passes cost, from the times they took.
 //! * `limits`    sizes, worked out once at load, and what they refuse.
@@ -38,6 +39,7 @@ pub mod kv;
 pub mod limits;
 mod logits;
 mod masks;
+mod pooled;
 pub mod sampler;
 pub mod sequence;
 pub mod stats;

@@ -15,7 +15,9 @@
 use super::batch;
 use super::kv::{Origin, SequenceKv};
 use super::masks::Constrained;
+use super::pooled::Pooled;
 use crate::backend::{CacheWindow, SlotId};
+use crate::config::Pooling;
 use crate::model::exit::RowExit;
 use crate::model::{Plan, Segment, Stage};
 use crate::request::{
@@ -86,6 +88,10 @@ pub(super) struct Sequence {
     pub(super) constrained: Option<Constrained>,
     /// Log-probabilities of prompt tokens 1.. so far; None when not asked or already sent.
     scored: Option<Vec<TokenLogprob>>,
+    /// Of a sequence that asks for its embedding.
+    pub(super) pooled: Option<Pooled>,
+    /// Its rows all enter together, since each of them sees them all.
+    is_whole: bool,
     /// Positions whose loops are counted: all that were ever computed. What is computed again after
     /// a preemption is not counted again, so that only time tells.
     n_counted: usize,
@@ -99,12 +105,13 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// Of a request that the limits admit.
-    pub(super) fn new(job: Job, arrival: u64, plan: &Plan) -> Self {
+    /// Of a request that the limits admit. `pooling`: how embeddings are made here.
+    pub(super) fn new(job: Job, arrival: u64, plan: &Plan, pooling: Option<Pooling>) -> Self {
         let request = job.request;
         let loops = request.loops.unwrap_or(plan.default_loops);
         let seed = request.sampling.seed.unwrap_or_else(|| random_u64(arrival));
         let scored = request.prompt_logprobs.map(|_| Vec::new());
+        let pooled = pooling.filter(|_| request.embed).map(Pooled::new);
         Self {
             sink: job.sink,
             arrival,
@@ -118,12 +125,14 @@ impl Sequence {
             kv: SequenceKv::new(
                 request.origin(loops),
                 plan.kv_groups(loops),
-                request.reuse_prefix,
+                request.shares_blocks(),
             ),
             n_cached: None,
             pin: None,
             constrained: None,
             scored,
+            pooled,
+            is_whole: plan.is_bidirectional,
             n_counted: 0,
             loop_rows: 0,
             loop_iterations: 0,
@@ -140,7 +149,7 @@ impl Sequence {
 
     /// Whether blocks of others may stand in front of it. Prompt scores need every prompt row.
     pub(super) fn may_reuse(&self) -> bool {
-        self.request.reuse_prefix && self.request.prompt_logprobs.is_none()
+        self.request.shares_blocks() && self.request.prompt_logprobs.is_none()
     }
 
     /// Whether tokens may come that were not chosen from logits.
@@ -170,6 +179,7 @@ impl Sequence {
             n_groups: self.kv.n_groups() as u32,
             loops: self.loops,
             is_scored: self.scored.is_some(),
+            is_whole: self.is_whole,
             last_served: self.last_served,
         }
     }
@@ -181,6 +191,13 @@ impl Sequence {
         let n_scored = self.scored.as_ref().map(Vec::len);
         let yields_score = position + 1 < self.n_prompt();
         yields_token || (yields_score && n_scored.is_some_and(|n_scored| position >= n_scored))
+    }
+
+    /// Whether the state of the token at `position` counts for the embedding.
+    pub(super) fn wants_state(&self, position: usize) -> bool {
+        let n_tokens = self.n_prompt();
+        let pooled = self.pooled.as_ref();
+        pooled.is_some_and(|pooled| pooled.wants(position, n_tokens))
     }
 
     /// Sends its next rows on their way, in the slots that it was given for them.
@@ -329,6 +346,21 @@ impl Sequence {
         })
     }
 
+    /// Sends the embedding and ends.
+    pub(super) fn finish_embedding(&mut self) -> Result<(), ConsumerGone> {
+        let vector = self.pooled.as_ref().and_then(Pooled::vector);
+        match vector {
+            Some(vector) => self.sink.emit(GenerationEvent::Embedding(vector))?,
+            None => {
+                let fault = "the model gave values that are not numbers".to_owned();
+                self.fail(RequestError::Fault(fault));
+                return Ok(());
+            }
+        }
+        self.finish(FinishReason::Stop);
+        Ok(())
+    }
+
     /// Counts so far.
     fn usage(&self) -> Usage {
         Usage {
@@ -365,6 +397,12 @@ impl GenerationRequest {
                 _ => self.kept_tokens,
             },
         }
+    }
+
+    /// Whether it uses blocks of earlier requests and leaves its own to later ones. An embedding may
+    /// need the state of every token, and its K/V are freed at once.
+    pub(super) fn shares_blocks(&self) -> bool {
+        self.reuse_prefix && !self.embed
     }
 
     /// What the K/V of a request depend on beside its tokens; `loops` is what it asked or the

@@ -2,7 +2,7 @@
 //!
 //! All rows share one block: RMS norm, attention with rotary embedding and grouped key/value
 //! heads, RMS norm, SiLU-gated feed-forward. What differs is a column here; how a model loops is
-//! not, since it stands in the file (`loop_spec`). Facts are from the GGUF files that the usual
+//! not, since it stands in the file (`loop_spec`). Encoders differ in more, which their own column says. Facts are from the GGUF files that the usual
 //! converters write and from the models' papers and configurations.
 
 use crate::backend::RopePairs;
@@ -34,6 +34,20 @@ pub struct Architecture {
     pub model_types: &'static [&'static str],
     /// Hugging Face checkpoints have q and k rows in another order than the GGUF file.
     pub permutes_heads: bool,
+    /// It makes states of a whole text and no next tokens: see [`Encoder`].
+    pub encoder: Option<Encoder>,
+}
+
+/// What encoders have in common: attention to both sides, layer norms with biases after each half of a
+/// block and behind the embeddings, no head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encoder {
+    /// Positions are learned (`position_embd`), not rotated.
+    pub learns_positions: bool,
+    /// The feed-forward network has a SiLU gate instead of a GELU.
+    pub is_gated: bool,
+    /// q, k and v are one tensor, `attn_qkv`.
+    pub fuses_qkv: bool,
 }
 
 /// Second norms of a block: `post_attention_norm` and `post_ffw_norm`.
@@ -73,6 +87,7 @@ const PLAIN: Architecture = Architecture {
     residual_norms: ResidualNorms::None,
     model_types: &["llama", "mistral"],
     permutes_heads: true,
+    encoder: None,
 };
 
 /// Every architecture we know.
@@ -156,6 +171,35 @@ pub const ARCHITECTURES: &[Architecture] = &[
         model_types: &[],
         permutes_heads: false,
         reads_window: false,
+        ..PLAIN
+    },
+    Architecture {
+        name: "bert",
+        models: "BERT, MiniLM, BGE, E5 (English), GTE: embeddings",
+        model_types: &[],
+        permutes_heads: false,
+        reads_window: false,
+        // No layer rotates.
+        nope_interval: 1,
+        encoder: Some(Encoder {
+            learns_positions: true,
+            is_gated: false,
+            fuses_qkv: false,
+        }),
+        ..PLAIN
+    },
+    Architecture {
+        name: "nomic-bert",
+        models: "Nomic Embed 1 and 1.5: embeddings",
+        model_types: &[],
+        rope_pairs: RopePairs::Halves,
+        permutes_heads: false,
+        reads_window: false,
+        encoder: Some(Encoder {
+            learns_positions: false,
+            is_gated: true,
+            fuses_qkv: true,
+        }),
         ..PLAIN
     },
 ];

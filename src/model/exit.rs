@@ -80,7 +80,8 @@ impl Model {
     /// The rules it knows.
     #[must_use]
     pub fn exit_rules(&self) -> ExitRules {
-        let loops = self.plan.max_loops > 1;
+        // Rows of an encoder go on together, so none can leave before the others.
+        let loops = self.plan.max_loops > 1 && !self.plan.is_bidirectional;
         ExitRules {
             gate: loops && self.weights.exit_gate.is_some(),
             kl: loops && self.plan.coda.is_empty(),

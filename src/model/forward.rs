@@ -4,7 +4,7 @@
 //! operation computes stands in the docs of its type in `backend`.
 
 use super::Model;
-use super::weights::{ExitGate, LoopOps};
+use super::weights::{ExitGate, LoopOps, StreamNorm};
 use crate::backend::{
     Backend, BackendError, ExitSignal, FillOp, NormOp, Pass, SkippedLoops, SlotId,
 };
@@ -40,6 +40,10 @@ pub fn run_blocks(
     backend.begin_pass(pass)?;
     if pass.rows.iter().any(|row| row.enters) {
         backend.embed(&weights.embedding)?;
+        if let Some(norm) = &weights.embedding_norm {
+            // Encoders only, whose rows all enter together.
+            backend.layer_normalize(norm)?;
+        }
     }
     if !kept.is_empty() {
         backend.keep_state(kept)?;
@@ -49,9 +53,9 @@ pub fn run_blocks(
         backend.qkv(&block.qkv)?;
         backend.attend(&block.attend)?;
         backend.attention_output(&block.attention_output)?;
-        normalize(backend, block.attention_norm.as_ref())?;
+        normalize_stream(backend, block.attention_norm.as_ref())?;
         backend.feed_forward(&block.feed_forward)?;
-        normalize(backend, block.feed_forward_norm.as_ref())?;
+        normalize_stream(backend, block.feed_forward_norm.as_ref())?;
     }
     let after = match segment {
         Segment::Prelude => weights.loops.input_norm.as_ref(),
@@ -69,8 +73,27 @@ pub fn logits<'b>(
 ) -> Result<&'b [f32], BackendError> {
     match wanted {
         [] => Ok(&[]),
-        slots => backend.logits(&model.weights.logits, slots),
+        slots => {
+            let head = model.weights.logits.as_ref();
+            backend.logits(head.expect("requests for tokens need a model with a head"), slots)
+        }
     }
+}
+
+/// The states of some slots, whose rows have run their last pass, behind the final norm:
+/// `(n slots, d_model)`.
+pub fn states(
+    model: &Model,
+    backend: &mut dyn Backend,
+    wanted: &[SlotId],
+    out: &mut Vec<f32>,
+) -> Result<(), BackendError> {
+    let head = model.weights.logits.as_ref();
+    let norm = head.and_then(|head| {
+        let epsilon = head.epsilon;
+        head.norm.map(|norm| NormOp { norm, epsilon })
+    });
+    backend.states(norm.as_ref(), wanted, out)
 }
 
 /// What the rows of a core pass show to a rule, which the model knows.
@@ -83,7 +106,10 @@ pub fn exit_signals(
 ) -> Result<(), BackendError> {
     let signal = match rule {
         ExitRule::Latent => ExitSignal::Change,
-        ExitRule::Kl => ExitSignal::Divergence(model.weights.logits),
+        ExitRule::Kl => {
+            let head = model.weights.logits;
+            ExitSignal::Divergence(head.expect("requests for it need a model with a head"))
+        }
         ExitRule::Gate => {
             let gate = model.weights.exit_gate;
             let ExitGate { weight, bias } =
@@ -126,6 +152,17 @@ fn enter(loops: &LoopOps, backend: &mut dyn Backend, segment: Segment) -> Result
 
 fn normalize(backend: &mut dyn Backend, norm: Option<&NormOp>) -> Result<(), BackendError> {
     norm.map_or(Ok(()), |op| backend.normalize(op))
+}
+
+fn normalize_stream(
+    backend: &mut dyn Backend,
+    norm: Option<&StreamNorm>,
+) -> Result<(), BackendError> {
+    match norm {
+        None => Ok(()),
+        Some(StreamNorm::Rms(op)) => backend.normalize(op),
+        Some(StreamNorm::Layer(op)) => backend.layer_normalize(op),
+    }
 }
 
 fn range(model: &Model, segment: Segment) -> std::ops::Range<usize> {

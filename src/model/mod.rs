@@ -26,7 +26,7 @@ pub mod weights;
 
 pub use exit::ExitRules;
 pub use plan::{Plan, Segment, Stage};
-pub use spec::ModelSpec;
+pub use spec::{DeclaredPooling, ModelSpec};
 
 use crate::backend::{Backend, BackendError, StateGeometry};
 use crate::config::{BUILTIN_MODEL, LoopsConfig};
@@ -104,7 +104,7 @@ impl Model {
     ) -> Result<Self, ModelError> {
         let mut spec = ModelSpec::from_gguf(file)?;
         spec.loops.configure(&options.loops, spec.n_layers)?;
-        let plan = spec.loops.plan(spec.n_layers);
+        let plan = spec.plan();
         let source: &dyn weights::TensorSource = match options.quantize {
             None => file,
             Some(wanted) => &weights::Requantized { file, wanted },

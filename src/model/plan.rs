@@ -51,6 +51,8 @@ pub struct Plan {
     pub default_loops: u32,
     /// Most loops a request may ask for.
     pub max_loops: u32,
+    /// Every row of a sequence sees all of them (encoders), so they enter and go on together.
+    pub is_bidirectional: bool,
 }
 
 impl Plan {
@@ -74,6 +76,7 @@ impl Plan {
             coda: prelude + core..prelude + core + coda,
             default_loops,
             max_loops,
+            is_bidirectional: false,
         }
     }
 

@@ -4,9 +4,11 @@
 //! `weights`, `forward` and the backends have no case for an architecture's name.
 
 use super::ModelError;
-use super::architectures::{self, Architecture, ResidualNorms};
+use super::architectures::{self, Architecture, Encoder, ResidualNorms};
 use super::loop_spec::LoopSpec;
+use super::plan::Plan;
 use super::rope::RopeSpec;
+use crate::config::Pooling;
 use crate::format::{ModelFile, TensorInfo};
 
 /// Sizes and switches. Everything that differs between architectures is a field here.
@@ -32,7 +34,7 @@ pub struct ModelSpec {
     pub head_dim: u32,
     /// Vocabulary size.
     pub vocab_size: u32,
-    /// Epsilon of RMS norms.
+    /// Epsilon of all norms.
     pub epsilon: f32,
     /// Sliding window in tokens, 0 = full attention.
     pub window: u32,
@@ -56,8 +58,74 @@ pub struct ModelSpec {
     pub embedding_scale: f32,
     /// Segments and depth, and what happens around the core.
     pub loops: LoopSpec,
+    /// Of a model that makes embeddings only.
+    pub encoder: Option<EncoderSpec>,
+    /// How embeddings are made, unless configured otherwise.
+    pub pooling: DeclaredPooling,
     /// Bytes of all tensors in the file.
     pub weight_bytes: u64,
+}
+
+/// Sizes of an encoder beside those of all models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderSpec {
+    /// What it has and has not.
+    pub kind: Encoder,
+    /// Learned positions; 0 where there are none.
+    pub n_positions: u32,
+    /// Token types; 0 where there are none.
+    pub n_token_types: u32,
+}
+
+impl EncoderSpec {
+    fn from_gguf(file: &ModelFile, kind: Encoder, context: u32) -> Result<Self, ModelError> {
+        let n_rows = |name: &str| -> u32 {
+            let rows = file.tensor(name).and_then(|tensor| tensor.dims.get(1).copied());
+            rows.and_then(|rows| u32::try_from(rows).ok()).unwrap_or(0)
+        };
+        let n_positions = n_rows("position_embd.weight");
+        if kind.learns_positions && n_positions < context {
+            let reason = format!(
+                "position_embd.weight has {n_positions} positions for a context of {context} tokens"
+            );
+            return Err(file.invalid(reason).into());
+        }
+        Ok(Self {
+            kind,
+            n_positions,
+            n_token_types: n_rows("token_types.weight"),
+        })
+    }
+}
+
+/// What a file says about embeddings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeclaredPooling {
+    /// Nothing.
+    #[default]
+    None,
+    /// It is an embedding model that pools so.
+    Is(Pooling),
+    /// Its states are no embeddings: it ranks pairs of texts.
+    Ranks,
+}
+
+impl DeclaredPooling {
+    fn from_gguf(file: &ModelFile, architecture: &str) -> Result<Self, ModelError> {
+        let key = format!("{architecture}.pooling_type");
+        Ok(match file.optional_u32(&key)? {
+            None | Some(0) => Self::None,
+            Some(1) => Self::Is(Pooling::Mean),
+            Some(2) => Self::Is(Pooling::Cls),
+            Some(3) => Self::Is(Pooling::Last),
+            Some(4) => Self::Ranks,
+            Some(other) => {
+                return Err(ModelError::Unsupported(format!(
+                    "{key} is {other}; 1 (mean), 2 (cls) and 3 (last) are supported"
+                )));
+            }
+        })
+    }
 }
 
 /// Bytes a model needs at a context length, for `inspect`.
@@ -76,6 +144,7 @@ impl ModelSpec {
     pub fn from_gguf(file: &ModelFile) -> Result<Self, ModelError> {
         let row = known_architecture(file)?;
         refuse_unsupported(file, row.name)?;
+        check_causal(file, row)?;
         let key = |suffix: &str| format!("{}.{suffix}", row.name);
         let size = |suffix: &str| positive(file, &key(suffix));
         let d_model = size("embedding_length")?;
@@ -111,7 +180,7 @@ impl ModelSpec {
             n_kv_heads,
             head_dim,
             vocab_size: vocab_size(file)?,
-            epsilon: epsilon(file, &key("attention.layer_norm_rms_epsilon"))?,
+            epsilon: epsilon(file, &key(epsilon_key(row)))?,
             window: window.unwrap_or(0),
             attention_scale: file
                 .optional_f32(&key("attention.scale"))?
@@ -126,8 +195,22 @@ impl ModelSpec {
             residual_norms: residual_norms(file, row)?,
             embedding_scale: embedding_scale(file, &key("embedding_scale"))?,
             loops: LoopSpec::from_gguf(file, row.name, n_layers)?,
+            encoder: row
+                .encoder
+                .map(|kind| EncoderSpec::from_gguf(file, kind, context_length))
+                .transpose()?,
+            pooling: DeclaredPooling::from_gguf(file, row.name)?,
             weight_bytes: file.tensors().iter().map(TensorInfo::n_bytes).sum(),
         })
+    }
+
+    /// Segments and depth.
+    #[must_use]
+    pub fn plan(&self) -> Plan {
+        Plan {
+            is_bidirectional: self.encoder.is_some(),
+            ..self.loops.plan(self.n_layers)
+        }
     }
 
     /// Whether the block rotates queries and keys.
@@ -140,7 +223,7 @@ impl ModelSpec {
     #[must_use]
     pub fn kv_bytes_per_token(&self) -> u64 {
         let (keys_and_values, f16_bytes) = (2, 2);
-        let plan = self.loops.plan(self.n_layers);
+        let plan = self.plan();
         keys_and_values
             * f16_bytes
             * u64::from(plan.virtual_layers(plan.default_loops))
@@ -157,6 +240,25 @@ impl ModelSpec {
             kv_bytes,
             total_bytes: self.weight_bytes + kv_bytes,
         }
+    }
+}
+
+/// Attention to both sides is for encoders, and theirs never is one-sided.
+fn check_causal(file: &ModelFile, row: &Architecture) -> Result<(), ModelError> {
+    let key = format!("{}.attention.causal", row.name);
+    let wanted = row.encoder.is_none();
+    match file.optional_bool(&key)? {
+        Some(is_causal) if is_causal != wanted => Err(ModelError::Unsupported(format!(
+            "{key} is {is_causal}; only {wanted} is supported for this architecture"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn epsilon_key(row: &Architecture) -> &'static str {
+    match row.encoder {
+        Some(_) => "attention.layer_norm_epsilon",
+        None => "attention.layer_norm_rms_epsilon",
     }
 }
 

@@ -7,7 +7,7 @@
 use super::loop_spec::LoopSpec;
 use super::plan::Plan;
 use super::rope::{RopeScaling, RopeSpec};
-use super::spec::ModelSpec;
+use super::spec::{DeclaredPooling, ModelSpec};
 use super::weights::{ModelWeights, TensorSource, tensor_rules};
 use super::{Model, architectures, forward};
 use crate::backend::{
@@ -117,6 +117,8 @@ pub fn tiny_spec(shape: &TinyShape) -> ModelSpec {
         residual_norms: row.residual_norms,
         embedding_scale: 1.0,
         loops: LoopSpec::default(),
+        encoder: None,
+        pooling: DeclaredPooling::None,
         weight_bytes: 0,
     }
 }

@@ -5,6 +5,8 @@
 //! that `forward` runs. A tensor that no rule names is an error too: a model whose file holds more
 //! than we compute would talk nonsense.
 
+mod encoder;
+
 use super::architectures::ResidualNorms;
 use super::loop_spec::FINAL_NORM;
 use super::plan::{Plan, Segment};
@@ -12,8 +14,8 @@ use super::spec::ModelSpec;
 use super::{ModelError, Progress, requantize};
 use crate::backend::quantize::quantize_matrix;
 use crate::backend::{
-    AttendOp, AttentionOutputOp, Backend, EmbedOp, FeedForwardOp, InjectOp, Linear, LogitsOp,
-    MatrixId, NormOp, QkvOp, RopeId, StartLoopsOp, TensorData, VectorId,
+    AttendOp, AttentionOutputOp, Backend, EmbedOp, FeedForwardOp, InjectOp, LayerNormOp, Linear,
+    LogitsOp, MatrixId, NormOp, QkvOp, RopeId, StartLoopsOp, TensorData, VectorId,
 };
 use crate::dtype::DType;
 use crate::format::{FormatError, ModelFile};
@@ -23,12 +25,14 @@ use crate::format::{FormatError, ModelFile};
 pub struct ModelWeights {
     /// Token to residual stream.
     pub embedding: EmbedOp,
+    /// Of the embedded rows, in encoders.
+    pub embedding_norm: Option<LayerNormOp>,
     /// The file's blocks in order.
     pub blocks: Vec<Block>,
     /// What happens around the blocks of each segment.
     pub loops: LoopOps,
-    /// Final norm and output projection.
-    pub logits: LogitsOp,
+    /// Final norm and output projection; None in encoders.
+    pub logits: Option<LogitsOp>,
     /// Of a model that can say itself when it has looped enough (Ouro).
     pub exit_gate: Option<ExitGate>,
 }
@@ -67,11 +71,20 @@ pub struct Block {
     /// Output projection, added to the residual stream.
     pub attention_output: AttentionOutputOp,
     /// Of the residual stream after attention.
-    pub attention_norm: Option<NormOp>,
+    pub attention_norm: Option<StreamNorm>,
     /// Norm, gated network, added to the residual stream.
     pub feed_forward: FeedForwardOp,
     /// Of the residual stream after the network.
-    pub feed_forward_norm: Option<NormOp>,
+    pub feed_forward_norm: Option<StreamNorm>,
+}
+
+/// A norm of the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub enum StreamNorm {
+    /// RMS norm.
+    Rms(NormOp),
+    /// Layer norm, in encoders.
+    Layer(LayerNormOp),
 }
 
 /// Where tensors come from: a container, or random numbers in tests.
@@ -180,6 +193,9 @@ pub struct TensorRule {
 /// Every tensor a model of this spec may have.
 #[must_use]
 pub fn tensor_rules(spec: &ModelSpec) -> Vec<TensorRule> {
+    if let Some(encoder) = &spec.encoder {
+        return encoder::rules(spec, encoder);
+    }
     let [d_model, d_ff, vocab, head_dim] =
         [spec.d_model, spec.d_ff, spec.vocab_size, spec.head_dim].map(u64::from);
     let d_q = u64::from(spec.n_heads) * head_dim;
@@ -313,6 +329,9 @@ impl ModelWeights {
             backend,
             progress,
         };
+        if let Some(encoder) = &spec.encoder {
+            return loader.encoder(plan, encoder);
+        }
         let table = loader.matrix("token_embd.weight")?;
         let output = if spec.tied_embeddings {
             table
@@ -337,10 +356,16 @@ impl ModelWeights {
         let scale = spec.embedding_scale;
         Ok(Self {
             exit_gate,
-            embedding: EmbedOp { table, scale },
+            embedding: EmbedOp {
+                table,
+                scale,
+                positions: None,
+                constant: None,
+            },
+            embedding_norm: None,
             blocks,
             loops,
-            logits,
+            logits: Some(logits),
         })
     }
 }
@@ -421,14 +446,14 @@ impl Loader<'_> {
         let (attention, network) = ("post_attention_norm.weight", "post_ffw_norm.weight");
         let attention_inside = second(attention, ResidualNorms::Inside)?;
         let network_inside = second(network, ResidualNorms::Inside)?;
-        let norm_op = |norm| NormOp { norm, epsilon };
+        let norm_op = |norm| StreamNorm::Rms(NormOp { norm, epsilon });
         let attention_norm = second(attention, ResidualNorms::After)?.map(norm_op);
         let feed_forward_norm = second(network, ResidualNorms::After)?.map(norm_op);
         Ok(Block {
             attention_norm,
             feed_forward_norm,
             qkv: QkvOp {
-                norm: self.vector(&name("attn_norm.weight"))?,
+                norm: Some(self.vector(&name("attn_norm.weight"))?),
                 epsilon,
                 q: self.linear(&name("attn_q"))?,
                 k: self.linear(&name("attn_k"))?,
@@ -442,6 +467,7 @@ impl Loader<'_> {
                 kv,
                 scale: spec.attention_scale,
                 window: spec.window,
+                is_bidirectional: false,
             },
             attention_output: AttentionOutputOp {
                 output: self.linear(&name("attn_output"))?,
@@ -449,9 +475,9 @@ impl Loader<'_> {
                 epsilon,
             },
             feed_forward: FeedForwardOp {
-                norm: self.vector(&name(&format!("{}.weight", spec.feed_forward_norm)))?,
+                norm: Some(self.vector(&name(&format!("{}.weight", spec.feed_forward_norm)))?),
                 epsilon,
-                gate: self.linear(&name("ffn_gate"))?,
+                gate: Some(self.linear(&name("ffn_gate"))?),
                 up: self.linear(&name("ffn_up"))?,
                 down: self.linear(&name("ffn_down"))?,
                 post_norm: network_inside,

@@ -24,7 +24,7 @@ pub fn of_file(path: &Path, config: &EngineConfig) -> Result<Estimate, String> {
     spec.loops
         .configure(&config.loops, spec.n_layers)
         .map_err(|error| error.to_string())?;
-    let plan = spec.loops.plan(spec.n_layers);
+    let plan = spec.plan();
     let limits = EngineLimits::new(config, &spec, &plan).map_err(|error| error.to_string())?;
     let wanted = config.quantize.map(requantize::dtype_of);
     // f16 keys and values.

@@ -11,13 +11,14 @@
 use super::estimate;
 use super::ledger::{DeviceId, MemorySource, ModelMemory};
 use super::model::{
-    LoadPhase, LoadedModel, LoadingModel, LoopRange, ModelMeta, RuntimeWatch, WindowRange,
+    EmbeddingMeta, LoadPhase, LoadedModel, LoadingModel, LoopRange, ModelMeta, RuntimeWatch,
+    WindowRange,
 };
 use super::overrides::Estimate;
 use crate::config::{EngineConfig, FakeConfig, ModelConfig, ModelSource};
 use crate::engine::arbiter::{DeviceArbiter, DeviceShare};
 use crate::format::ModelFile;
-use crate::model;
+use crate::model::{self, DeclaredPooling};
 use crate::runtime::fake::{self, FakeRuntime, Pace};
 use crate::runtime::foreign::{self, GiveUp};
 use crate::runtime::native::{BackendKind, NativeRuntime, Place};
@@ -317,9 +318,6 @@ fn native(
     let tokenizer = Tokenizer::from_gguf(&file).map_err(|error| error.to_string())?;
     let tokenizer = Arc::new(tokenizer);
     let chat_template = chat_template(&file, &tokenizer);
-    if let Err(why) = &chat_template {
-        tracing::warn!(model = %config.name, %why, "chat requests will be refused");
-    }
     let file = Arc::new(file);
     let native = Arc::new(Native {
         path: path.to_owned(),
@@ -333,6 +331,11 @@ fn native(
         file: Mutex::new(Some(Arc::clone(&file))),
     });
     let first = native.make(0)?;
+    if let Err(why) = &chat_template
+        && first.spec().encoder.is_none()
+    {
+        tracing::warn!(model = %config.name, %why, "chat requests will be refused");
+    }
     let meta = native_meta(path, &file, config, &first);
     let for_factory = Arc::clone(&native);
     let last = config.lifecycle.replicas.saturating_sub(1) as usize;
@@ -384,9 +387,18 @@ fn native_meta(
             max: runtime.plan().max_loops,
         },
         exit_rules: runtime.limits().exit_rules,
-        windows: WindowRange {
-            default: config.engine.cache_window,
-            max: runtime.limits().context_length,
+        embedding: runtime.limits().pooling.map(|pooling| EmbeddingMeta {
+            pooling,
+            n_dimensions: spec.d_model,
+            is_purpose: spec.encoder.is_some() || spec.pooling != DeclaredPooling::None,
+            is_only: spec.encoder.is_some(),
+        }),
+        windows: match spec.encoder {
+            Some(_) => WindowRange::default(),
+            None => WindowRange {
+                default: config.engine.cache_window,
+                max: runtime.limits().context_length,
+            },
         },
         backend: format!("native ({})", runtime.backend_name()),
         memory: ModelMemory {

@@ -4,6 +4,7 @@
 //! how a model is made (`loader`).
 
 use super::ledger::ModelMemory;
+use crate::config::Pooling;
 use crate::model::ExitRules;
 use crate::rate::finished_after_s;
 use crate::runtime::Runtime;
@@ -35,12 +36,27 @@ pub struct ModelMeta {
     pub loops: LoopRange,
     /// Rules by which their tokens may leave the loop early.
     pub exit_rules: ExitRules,
+    /// Its embeddings; None where it makes none, or nobody knows.
+    pub embedding: Option<EmbeddingMeta>,
     /// Attention windows that requests may ask for.
     pub windows: WindowRange,
     /// What runs it, like `native (cpu avx2 x2)`; empty = nobody said.
     pub backend: String,
     /// What it holds, over all replicas.
     pub memory: ModelMemory,
+}
+
+/// What is known of a model's embeddings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbeddingMeta {
+    /// How they are made of the tokens' states.
+    pub pooling: Pooling,
+    /// Their length.
+    pub n_dimensions: u32,
+    /// The model was made for them: it is an encoder, or its file says how to pool.
+    pub is_purpose: bool,
+    /// It makes nothing else.
+    pub is_only: bool,
 }
 
 /// Sliding attention windows of a model, in tokens: `0..=max`, 0 = full attention.
@@ -65,6 +81,17 @@ pub struct LoopRange {
 impl Default for LoopRange {
     fn default() -> Self {
         Self { default: 1, max: 1 }
+    }
+}
+
+impl ModelMeta {
+    /// What it is for, as LM Studio names it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self.embedding {
+            Some(EmbeddingMeta { is_only: true, .. }) => "embeddings",
+            _ => "llm",
+        }
     }
 }
 

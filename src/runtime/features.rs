@@ -38,11 +38,13 @@ pub enum Feature {
     Vision,
     /// Answers constrained by a schema or a grammar.
     StructuredOutput,
+    /// Vectors of texts.
+    Embeddings,
 }
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Chat,
         Self::Completions,
         Self::TokenIds,
@@ -57,6 +59,7 @@ impl Feature {
         Self::Tools,
         Self::Vision,
         Self::StructuredOutput,
+        Self::Embeddings,
     ];
 
     /// Its name in errors and lists.
@@ -77,6 +80,7 @@ impl Feature {
             Self::Tools => "tools",
             Self::Vision => "vision",
             Self::StructuredOutput => "structured_output",
+            Self::Embeddings => "embeddings",
         }
     }
 }
@@ -110,7 +114,15 @@ impl Features {
             F::CacheWindow,
             F::Prefixes,
             F::StructuredOutput,
+            F::Embeddings,
         ])
+    }
+
+    /// What the built-in engine can with a model that makes nothing but embeddings.
+    #[must_use]
+    pub fn native_encoder() -> Self {
+        use Feature as F;
+        Self::of(&[F::TokenIds, F::Tokenize, F::Embeddings])
     }
 
     /// What is forwarded to other servers through their OpenAI routes.

@@ -5,7 +5,7 @@
 //! on the thread `engine-NAME`, which [`crate::engine`] owns. What is not here: any decision about
 //! jobs.
 
-use super::{Capability, LoopCost, Runtime, RuntimeStatus};
+use super::{Capability, Feature, Features, LoopCost, Runtime, RuntimeStatus};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
@@ -214,6 +214,18 @@ impl Runtime for NativeRuntime {
             kv_capacity_tokens: limits.kv_tokens,
             can_cancel: true,
             can_park: true,
+        }
+    }
+
+    fn capabilities(&self) -> Features {
+        let limits = self.engine.limits();
+        let all = match limits.generates {
+            true => Features::native(),
+            false => Features::native_encoder(),
+        };
+        match limits.pooling {
+            Some(_) => all,
+            None => all.without(Feature::Embeddings),
         }
     }
 

@@ -211,7 +211,7 @@ impl Record {
 
     /// Passes an event on. False when nobody listens or the request has ended.
     pub(crate) fn deliver(&self, event: GenerationEvent) -> bool {
-        if !matches!(event, GenerationEvent::PromptLogprobs(_)) {
+        if event.is_generated() {
             self.n_tokens.fetch_add(1, Ordering::Relaxed);
         }
         self.deliver.send(Delivery::Event(event))

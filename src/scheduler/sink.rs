@@ -79,7 +79,7 @@ impl JobSink for Sink {
             ) => self.end(Ending::Failed(error)),
             GenerationEvent::Failed(error) => self.end(Ending::Cancelled(error)),
             event => {
-                if !matches!(event, GenerationEvent::PromptLogprobs(_)) {
+                if event.is_generated() {
                     self.stamp_token()?;
                 }
                 if !self.record.deliver(event) {

@@ -131,6 +131,7 @@ pub struct TokenStream {
     receiver: Receiver,
     text: TextMaker,
     prompt_logprobs: Option<Vec<TokenLogprob>>,
+    embedding: Option<Vec<f32>>,
     n_tokens: u32,
     /// Counts as of the last token; zeros for runtimes that send text.
     usage: Usage,
@@ -150,6 +151,7 @@ impl TokenStream {
                 held_text: Vec::new(),
             },
             prompt_logprobs: None,
+            embedding: None,
             n_tokens: 0,
             usage: Usage::default(),
             ready: VecDeque::new(),
@@ -185,6 +187,11 @@ impl TokenStream {
     #[must_use]
     pub fn prompt_logprobs(&self) -> Option<&[TokenLogprob]> {
         self.prompt_logprobs.as_deref()
+    }
+
+    /// The embedding, if asked for; known at the end. The second call finds none.
+    pub fn take_embedding(&mut self) -> Option<Vec<f32>> {
+        self.embedding.take()
     }
 
     /// How it ended; None while it runs.
@@ -260,6 +267,9 @@ impl TokenStream {
         match delivery {
             Delivery::Event(GenerationEvent::PromptLogprobs(entries)) => {
                 self.prompt_logprobs = Some(entries);
+            }
+            Delivery::Event(GenerationEvent::Embedding(vector)) => {
+                self.embedding = Some(vector);
             }
             Delivery::Event(GenerationEvent::Token {
                 token,

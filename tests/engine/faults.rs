@@ -61,6 +61,10 @@ impl Backend for FaultyBackend {
         self.inner.normalize(op)
     }
 
+    fn layer_normalize(&mut self, op: &LayerNormOp) -> Result<(), BackendError> {
+        self.inner.layer_normalize(op)
+    }
+
     fn start_loops(&mut self, op: &StartLoopsOp) -> Result<(), BackendError> {
         self.inner.start_loops(op)
     }
@@ -100,6 +104,14 @@ impl Backend for FaultyBackend {
             self.logits[3] = f32::NAN;
         }
         Ok(&self.logits)
+    }
+    fn states(
+        &mut self,
+        norm: Option<&NormOp>,
+        slots: &[SlotId],
+        out: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.inner.states(norm, slots, out)
     }
     fn copy_page(&mut self, from: PageId, to: PageId) -> Result<(), BackendError> {
         self.inner.copy_page(from, to)

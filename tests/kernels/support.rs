@@ -193,7 +193,12 @@ pub(crate) fn embed_and_project(
         sequences: vec![SequencePages::full(vec![vec![PageId(0)]])],
     };
     backend.begin_pass(&pass).expect("a valid pass");
-    let op = EmbedOp { table, scale: 1.0 };
+    let op = EmbedOp {
+        table,
+        scale: 1.0,
+        positions: None,
+        constant: None,
+    };
     backend.embed(&op).expect("valid ids");
     let op = LogitsOp {
         norm: Some(norm),
@@ -392,6 +397,8 @@ impl<B: Backend> Rig<B> {
         let embed = EmbedOp {
             table: self.table,
             scale: 1.0,
+            positions: None,
+            constant: None,
         };
         backend.embed(&embed).expect("valid ids");
         for block in &self.blocks {
@@ -438,7 +445,7 @@ pub(crate) fn block(b: &mut dyn Backend, shape: &Shape, layer: u32, rope: Option
     };
     Block {
         qkv: QkvOp {
-            norm: load_vector(b, shape.d_model, 1.0, seed),
+            norm: Some(load_vector(b, shape.d_model, 1.0, seed)),
             epsilon: 1e-5,
             q: linear(b, shape.dtype, q_width, shape.d_model, seed + 1),
             k: linear(b, shape.dtype, kv_width, shape.d_model, seed + 2),
@@ -453,6 +460,7 @@ pub(crate) fn block(b: &mut dyn Backend, shape: &Shape, layer: u32, rope: Option
             // Sharper than usual, so that a wrong position shows.
             scale: 3.0 / (shape.head_dim as f32).sqrt(),
             window: shape.window,
+            is_bidirectional: false,
         },
         output: AttentionOutputOp {
             output: linear(b, shape.dtype, shape.d_model, q_width, seed + 6),
@@ -460,9 +468,9 @@ pub(crate) fn block(b: &mut dyn Backend, shape: &Shape, layer: u32, rope: Option
             epsilon: 1e-5,
         },
         feed_forward: FeedForwardOp {
-            norm: load_vector(b, shape.d_model, 1.0, seed + 8),
+            norm: Some(load_vector(b, shape.d_model, 1.0, seed + 8)),
             epsilon: 1e-5,
-            gate: linear(b, wide_dtype, shape.d_ff, shape.d_model, seed + 9),
+            gate: Some(linear(b, wide_dtype, shape.d_ff, shape.d_model, seed + 9)),
             up: linear(b, wide_dtype, shape.d_ff, shape.d_model, seed + 10),
             down: linear(b, shape.other_dtype, shape.d_model, shape.d_ff, seed + 11),
             post_norm: post_norm(b, seed + 12),

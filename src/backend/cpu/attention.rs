@@ -73,13 +73,18 @@ impl Iterator for Splits {
     }
 }
 
-fn visible(step: &Step<'_>, row: &Row, layer_window: u32) -> Visible {
-    let window = step.pass.window(row);
-    window.visible(row.position as usize, layer_window)
+fn visible(step: &Step<'_>, row: &Row, op: &AttendOp) -> Visible {
+    match op.is_bidirectional {
+        true => Visible::all(step.pass.sequence_end(row)),
+        false => {
+            let window = step.pass.window(row);
+            window.visible(row.position as usize, op.window)
+        }
+    }
 }
 
-fn splits(step: &Step<'_>, row: &Row, layer_window: u32) -> Splits {
-    Splits::of(&visible(step, row, layer_window))
+fn splits(step: &Step<'_>, row: &Row, op: &AttendOp) -> Splits {
+    Splits::of(&visible(step, row, op))
 }
 
 /// `range` cut to `start..start + len`, relative to `start`.
@@ -95,7 +100,7 @@ pub(super) fn attend(step: &Step<'_>, threads: &Threads, op: &AttendOp) -> bool 
     let n_splits = pass
         .rows
         .iter()
-        .map(|row| splits(step, row, op.window).len())
+        .map(|row| splits(step, row, op).len())
         .max()
         .unwrap_or(0);
     let few_units = n_blocks * n_kv_heads < 4 * threads.n_threads();
@@ -126,12 +131,12 @@ pub(super) fn attend(step: &Step<'_>, threads: &Threads, op: &AttendOp) -> bool 
 }
 
 /// Folds the splits of all heads of a row into `out` `(q_width)`.
-pub(super) fn merge_row(step: &Step<'_>, row_idx: usize, window: u32, out: &mut [f32]) {
+pub(super) fn merge_row(step: &Step<'_>, row_idx: usize, op: &AttendOp, out: &mut [f32]) {
     let row = &step.pass.rows[row_idx];
     let (len, head_dim) = (step.sizes.partial_len(), step.geometry.head_dim);
     for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
         let mut stats = Stats::default();
-        for split in splits(step, row, window) {
+        for split in splits(step, row, op) {
             let at = partial_at(step, row_idx, head, split);
             // SAFETY: written in an earlier region.
             let partial = unsafe { step.partials.read(at..at + len) };
@@ -197,7 +202,7 @@ impl Block<'_> {
     }
 
     fn visible(&self, idx: usize) -> Visible {
-        visible(self.step, self.row(idx), self.op.window)
+        visible(self.step, self.row(idx), self.op)
     }
 
     fn splits(&self, idx: usize) -> Splits {

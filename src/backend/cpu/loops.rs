@@ -1,5 +1,5 @@
-//! The operations around the blocks of a core that loops: norm of the residual stream, start,
-//! injection. Regions and units as in `ops.rs`.
+//! The operations around blocks: norms of the residual stream, start and injection of a core that
+//! loops, states for embeddings. Regions and units as in `ops.rs`.
 //!
 //! A row's residual stream is both input and output here. So no region writes it while threads may
 //! still read it to prepare their inputs: products go to another buffer first.
@@ -9,7 +9,9 @@ use super::ops::{add, part_of};
 use super::state::TILE_WIDTH;
 use super::step::{Precision, Prepare, Step, Units};
 use super::threads::Threads;
-use crate::backend::{InjectOp, Linear, NormOp, StartLoopsOp, StateInit, state_init};
+use crate::backend::{
+    InjectOp, LayerNormOp, Linear, NormOp, SlotId, StartLoopsOp, StateInit, state_init,
+};
 use std::ops::Range;
 
 /// The state goes through the adapter at every loop, so its rounding would add up.
@@ -26,6 +28,62 @@ pub(super) fn normalize(step: &Step<'_>, threads: &Threads, op: &NormOp) {
             let hidden = unsafe { step.hidden.slice(step.hidden_range(row_idx)) };
             step.norm(hidden, op.norm, op.epsilon, normed);
             hidden.copy_from_slice(normed);
+        }
+    });
+}
+
+/// See [`LayerNormOp`].
+pub(super) fn layer_normalize(step: &Step<'_>, threads: &Threads, op: &LayerNormOp) {
+    let d_model = step.geometry.d_model;
+    let (weight, bias) = (step.vector(op.weight), op.bias.map(|bias| step.vector(bias)));
+    assert!(weight.len() == d_model, "norm of another width");
+    threads.run(step.pass.rows.len(), &|thread_idx, rows| {
+        // SAFETY: this thread's scratch.
+        let normed = &mut unsafe { step.scratch(thread_idx) }.row[..d_model];
+        for row_idx in rows {
+            // SAFETY: each row belongs to one unit; slots are distinct.
+            let hidden = unsafe { step.hidden.slice(step.hidden_range(row_idx)) };
+            // SAFETY: all are `d_model` long; the table matches the machine.
+            unsafe {
+                (step.kernels.layer_normalize)(
+                    hidden.as_ptr(),
+                    weight.as_ptr(),
+                    d_model,
+                    op.epsilon,
+                    normed.as_mut_ptr(),
+                );
+            }
+            if let Some(bias) = bias {
+                add(normed, bias);
+            }
+            hidden.copy_from_slice(normed);
+        }
+    });
+}
+
+/// The states of some slots, normed where there is a norm, `(n slots, d_model)`.
+pub(super) fn states(
+    step: &Step<'_>,
+    threads: &Threads,
+    norm: Option<&NormOp>,
+    slots: &[SlotId],
+    out: &mut [f32],
+) {
+    let d_model = step.geometry.d_model;
+    let out = SharedMut::new(out);
+    threads.run(slots.len(), &|_, idxs| {
+        for idx in idxs {
+            // SAFETY: nobody writes the residual stream now; each place belongs to one unit.
+            let (state, out) = unsafe {
+                (
+                    step.hidden.read(step.slot_range(slots[idx])),
+                    out.slice(idx * d_model..(idx + 1) * d_model),
+                )
+            };
+            match norm {
+                Some(op) => step.norm(state, op.norm, op.epsilon, out),
+                None => out.copy_from_slice(state),
+            }
         }
     });
 }

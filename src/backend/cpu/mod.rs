@@ -98,7 +98,7 @@ use self::step::Step;
 use self::threads::Threads;
 use super::{
     AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, ExitSignal, FeedForwardOp, FillOp,
-    InjectOp, LogitsOp, MatrixId, MemoryUse, NormOp, PageId, Pass, QkvOp, RopeId, RopeTable,
+    InjectOp, LayerNormOp, LogitsOp, MatrixId, MemoryUse, NormOp, PageId, Pass, QkvOp, RopeId, RopeTable,
     SkippedLoops, SlotId, StartLoopsOp, StateGeometry, TensorData, VectorId,
 };
 
@@ -259,6 +259,12 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn layer_normalize(&mut self, op: &LayerNormOp) -> Result<(), BackendError> {
+        let (step, threads) = self.step()?;
+        loops::layer_normalize(&step, threads, op);
+        Ok(())
+    }
+
     fn start_loops(&mut self, op: &StartLoopsOp) -> Result<(), BackendError> {
         let (step, threads) = self.step()?;
         loops::start_loops(&step, threads, op);
@@ -282,15 +288,15 @@ impl Backend for CpuBackend {
         let (step, threads) = self.step()?;
         let in_splits = attention::attend(&step, threads, op);
         if let Some(state) = &mut self.state {
-            state.split_window = in_splits.then_some(op.window);
+            state.in_splits = in_splits.then_some(*op);
         }
         Ok(())
     }
 
     fn attention_output(&mut self, op: &AttentionOutputOp) -> Result<(), BackendError> {
-        let split_window = self.state.as_ref().and_then(|state| state.split_window);
+        let in_splits = self.state.as_ref().and_then(|state| state.in_splits);
         let (step, threads) = self.step()?;
-        ops::attention_output(&step, threads, op, split_window);
+        ops::attention_output(&step, threads, op, in_splits.as_ref());
         Ok(())
     }
 
@@ -338,6 +344,19 @@ impl Backend for CpuBackend {
         ops::logits(&step, threads, op, slots);
         let state = self.state.as_ref().ok_or_else(not_allocated)?;
         Ok(&state.logits[..slots.len() * state.geometry.vocab_size])
+    }
+
+    fn states(
+        &mut self,
+        norm: Option<&NormOp>,
+        slots: &[SlotId],
+        out: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let (step, threads) = self.step()?;
+        out.clear();
+        out.resize(slots.len() * step.geometry.d_model, 0.0);
+        loops::states(&step, threads, norm, slots, out);
+        Ok(())
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) -> Result<(), BackendError> {

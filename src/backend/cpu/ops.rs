@@ -12,7 +12,7 @@ use super::state::TILE_WIDTH;
 use super::step::{InputsView, Precision, Source, Step, Units};
 use super::threads::Threads;
 use crate::backend::{
-    AttentionOutputOp, EmbedOp, FeedForwardOp, Linear, LogitsOp, PAGE_TOKENS, QkvOp, RopePairs,
+    AttendOp, AttentionOutputOp, EmbedOp, FeedForwardOp, Linear, LogitsOp, PAGE_TOKENS, QkvOp, RopePairs,
     RopeTable, SlotId, VectorId,
 };
 
@@ -31,7 +31,7 @@ pub(super) fn embed(step: &Step<'_>, threads: &Threads, op: &EmbedOp) {
         table.n_in == step.geometry.d_model,
         "embedding of another width"
     );
-    threads.run(step.pass.rows.len(), &|_, rows| {
+    threads.run(step.pass.rows.len(), &|thread_idx, rows| {
         for row_idx in rows {
             let row = &step.pass.rows[row_idx];
             if row.enters {
@@ -40,6 +40,16 @@ pub(super) fn embed(step: &Step<'_>, threads: &Threads, op: &EmbedOp) {
                 table.read_row(row.token as usize, hidden);
                 if op.scale != 1.0 {
                     hidden.iter_mut().for_each(|value| *value *= op.scale);
+                }
+                if let Some(positions) = op.positions {
+                    // SAFETY: this thread's scratch.
+                    let learned = &mut unsafe { step.scratch(thread_idx) }.row[..hidden.len()];
+                    let positions = &step.matrices[positions.0 as usize];
+                    positions.read_row(row.position as usize, learned);
+                    add(hidden, learned);
+                }
+                if let Some(constant) = op.constant {
+                    add(hidden, step.vector(constant));
                 }
             }
         }
@@ -74,7 +84,7 @@ enum Heads {
 /// See [`QkvOp`].
 pub(super) fn qkv(step: &Step<'_>, threads: &Threads, op: &QkvOp, ropes: &[RopeTable]) {
     let n_rows = step.pass.rows.len();
-    let prepare = |row: usize, out: &mut [f32]| step.norm_hidden(row, op.norm, op.epsilon, out);
+    let prepare = |row: usize, out: &mut [f32]| step.input_of(row, op.norm, op.epsilon, out);
     let matrices = [&op.q, &op.k, &op.v].map(|linear| step.matrix(linear));
     let source = step.prepare(threads, n_rows, &matrices, ATTENTION, &prepare);
 
@@ -230,17 +240,17 @@ pub(super) fn add(x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// See [`AttentionOutputOp`]. `split_window`: attention lies in splits, for this window.
+/// See [`AttentionOutputOp`]. `in_splits`: attention lies in splits, which this left.
 pub(super) fn attention_output(
     step: &Step<'_>,
     threads: &Threads,
     op: &AttentionOutputOp,
-    split_window: Option<u32>,
+    in_splits: Option<&AttendOp>,
 ) {
     let n_rows = step.pass.rows.len();
     let width = step.sizes.q_width;
-    let prepare = |row: usize, out: &mut [f32]| match split_window {
-        Some(window) => attention::merge_row(step, row, window, out),
+    let prepare = |row: usize, out: &mut [f32]| match in_splits {
+        Some(attend) => attention::merge_row(step, row, attend, out),
         // SAFETY: attention was written in an earlier region.
         None => out.copy_from_slice(unsafe { step.attention.read(row * width..(row + 1) * width) }),
     };
@@ -342,10 +352,13 @@ pub(super) fn part_of(
 /// See [`FeedForwardOp`].
 pub(super) fn feed_forward(step: &Step<'_>, threads: &Threads, op: &FeedForwardOp) {
     let n_rows = step.pass.rows.len();
-    let prepare = |row: usize, out: &mut [f32]| step.norm_hidden(row, op.norm, op.epsilon, out);
-    let matrices = [&op.gate, &op.up].map(|linear| step.matrix(linear));
+    let prepare = |row: usize, out: &mut [f32]| step.input_of(row, op.norm, op.epsilon, out);
+    let matrices = [op.gate.as_ref().unwrap_or(&op.up), &op.up].map(|linear| step.matrix(linear));
     let source = step.prepare(threads, n_rows, &matrices, FEED_FORWARD, &prepare);
-    gate_and_up(step, threads, op, &source);
+    match &op.gate {
+        Some(gate) => gate_and_up(step, threads, op, gate, &source),
+        None => up_alone(step, threads, op, &source),
+    }
     let d_ff = step.geometry.d_ff;
     let branch = Branch {
         linear: &op.down,
@@ -359,15 +372,21 @@ pub(super) fn feed_forward(step: &Step<'_>, threads: &Threads, op: &FeedForwardO
 }
 
 /// `gated = silu(gate) * up`, quantized in place when the down projection wants that.
-fn gate_and_up(step: &Step<'_>, threads: &Threads, op: &FeedForwardOp, source: &Source<'_>) {
-    let (gate, up) = (step.matrix(&op.gate), step.matrix(&op.up));
+fn gate_and_up(
+    step: &Step<'_>,
+    threads: &Threads,
+    op: &FeedForwardOp,
+    gate: &Linear,
+    source: &Source<'_>,
+) {
+    let biases = [step.bias(gate), step.bias(&op.up)];
+    let (gate, up) = (step.matrix(gate), step.matrix(&op.up));
     let d_ff = step.geometry.d_ff;
     assert!(
         gate.n_out == d_ff && up.n_out == d_ff,
         "feed-forward of another width"
     );
     let quantize = step.matrix(&op.down).is_quantized();
-    let biases = [step.bias(&op.gate), step.bias(&op.up)];
     let units = Units::new(step.pass.rows.len(), d_ff.div_ceil(TILE_WIDTH));
     let stride = step.sizes.tile_width;
     threads.run(units.n_units(), &|thread_idx, range| {
@@ -395,6 +414,36 @@ fn gate_and_up(step: &Step<'_>, threads: &Threads, op: &FeedForwardOp, source: &
                     (step.kernels.gated)(gates.as_ptr(), ups.as_ptr(), n, gates.as_mut_ptr());
                 }
                 store_gated(step, row_idx, outputs.clone(), gates, quantize);
+            }
+        }
+    });
+}
+
+/// `gated = gelu(up)`, quantized like the other.
+fn up_alone(step: &Step<'_>, threads: &Threads, op: &FeedForwardOp, source: &Source<'_>) {
+    let (up, bias) = (step.matrix(&op.up), step.bias(&op.up));
+    let d_ff = step.geometry.d_ff;
+    assert!(up.n_out == d_ff, "feed-forward of another width");
+    let quantize = step.matrix(&op.down).is_quantized();
+    let units = Units::new(step.pass.rows.len(), d_ff.div_ceil(TILE_WIDTH));
+    let stride = step.sizes.tile_width;
+    threads.run(units.n_units(), &|thread_idx, range| {
+        // SAFETY: this task runs on that thread; tiles and local inputs are different fields.
+        let inputs = unsafe { step.inputs(source, thread_idx) };
+        for unit in range {
+            let (rows, part) = units.unit(unit);
+            let (outputs, panels) = part_of(up, part);
+            // SAFETY: this thread's scratch.
+            let tile = &mut unsafe { step.scratch(thread_idx) }.tiles[0];
+            step.product(up, panels, &inputs, rows.clone(), tile, stride);
+            for (row_idx, values) in rows.zip(tile.chunks_exact_mut(stride)) {
+                if let Some(bias) = bias {
+                    add(&mut values[..outputs.len()], &bias[outputs.clone()]);
+                }
+                let n = outputs.len().next_multiple_of(16).min(stride);
+                // SAFETY: a tile row holds a multiple of 16 values, at least `n`.
+                unsafe { (step.kernels.gelu)(values.as_mut_ptr(), n) };
+                store_gated(step, row_idx, outputs.clone(), values, quantize);
             }
         }
     });

@@ -8,7 +8,7 @@ use super::buffer::Buffer;
 use super::kernels::vector::ActivationBlock;
 use super::layout::BLOCK;
 use crate::backend::{
-    BackendError, CacheWindow, KvPlace, MemoryUse, PAGE_TOKENS, Pass, RopeTable, Row, StateGeometry,
+    AttendOp, BackendError, CacheWindow, KvPlace, MemoryUse, PAGE_TOKENS, Pass, RopeTable, Row, StateGeometry,
 };
 
 /// Rows that one unit of a product covers: their activations stay in the second-level cache.
@@ -185,6 +185,8 @@ struct SequenceTable {
     window: CacheWindow,
     /// As in [`crate::backend::SequencePages`].
     n_dropped: usize,
+    /// Behind its last row of this pass.
+    end: usize,
 }
 
 /// The running pass, with the page tables flat.
@@ -230,6 +232,11 @@ impl PassTables {
     /// The window of a row's sequence.
     pub(super) fn window(&self, row: &Row) -> CacheWindow {
         self.sequences[row.sequence as usize].window
+    }
+
+    /// Behind the last row of a row's sequence in this pass.
+    pub(super) fn sequence_end(&self, row: &Row) -> usize {
+        self.sequences[row.sequence as usize].end
     }
 
     fn take(
@@ -300,12 +307,17 @@ impl PassTables {
                 first_group: self.groups.len() as u32,
                 window: sequence.window,
                 n_dropped: sequence.n_dropped,
+                end: 0,
             });
             for group in &sequence.groups {
                 let start = self.pages.len() as u32;
                 self.pages.extend(group.iter().map(|page| page.0));
                 self.groups.push((start, self.pages.len() as u32));
             }
+        }
+        for row in &self.rows {
+            let sequence = &mut self.sequences[row.sequence as usize];
+            sequence.end = sequence.end.max(row.position as usize + 1);
         }
         match self
             .pages
@@ -340,7 +352,7 @@ pub(super) struct State {
     /// `(SPLIT_ROWS_MAX, n_heads, splits_max, padded_dim + 2)`: splits that await merging.
     pub(super) partials: Buffer<f32>,
     /// Attention of this pass lies in `partials`, for this window.
-    pub(super) split_window: Option<u32>,
+    pub(super) in_splits: Option<AttendOp>,
     /// Inputs of the projections from the residual stream and from attention.
     pub(super) inputs: Inputs,
     /// Inputs of the down projection.
@@ -388,7 +400,7 @@ impl State {
             queries: Buffer::zeroed(rows * sizes.q_width, "queries")?,
             attention: Buffer::zeroed(rows * sizes.q_width, "attention")?,
             partials: Buffer::zeroed(n_partials * sizes.partial_len(), "attention splits")?,
-            split_window: None,
+            in_splits: None,
             inputs: Inputs::allocate(rows, sizes.input_width, true)?,
             gated: Inputs::allocate(rows, geometry.d_ff, false)?,
             branch: Buffer::zeroed(rows * geometry.d_model, "branches")?,
@@ -407,7 +419,7 @@ impl State {
 
     /// Takes the rows and tables of a pass; refuses what would break memory safety.
     pub(super) fn begin_pass(&mut self, pass: &Pass) -> Result<(), BackendError> {
-        self.split_window = None;
+        self.in_splits = None;
         self.pass
             .take(pass, &self.geometry, self.sizes.rows_per_block)
     }

@@ -185,6 +185,20 @@ impl<'a> Step<'a> {
         out.copy_from_slice(unsafe { self.hidden.read(self.hidden_range(row_idx)) });
     }
 
+    /// `out = hidden of the row`, normed where there is a norm.
+    pub(super) fn input_of(
+        &self,
+        row_idx: usize,
+        norm: Option<VectorId>,
+        epsilon: f32,
+        out: &mut [f32],
+    ) {
+        match norm {
+            Some(norm) => self.norm_hidden(row_idx, norm, epsilon, out),
+            None => self.copy_hidden(row_idx, out),
+        }
+    }
+
     /// `out = rmsnorm(hidden of the row)`.
     pub(super) fn norm_hidden(
         &self,

@@ -57,6 +57,32 @@ pub(super) fn rms_norm(x: &mut [f32], weight: &[f32], epsilon: f32) {
     }
 }
 
+/// `(x - mean) / sqrt(variance + epsilon) * weight + bias`, in place.
+pub(super) fn layer_norm(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f32) {
+    assert_eq!(x.len(), weight.len());
+    let n = x.len() as f32;
+    let mean = x.iter().sum::<f32>() / n;
+    x.iter_mut().for_each(|x| *x -= mean);
+    let scale = 1.0 / (dot(x, x) / n + epsilon).sqrt();
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x *= scale * weight;
+    }
+    if let Some(bias) = bias {
+        add(x, bias);
+    }
+}
+
+/// `x * Φ(x)` with the distribution function Φ of the standard normal. The error function is the
+/// rational approximation 7.1.26 of Abramowitz and Stegun, whose error is below 1.5e-7.
+pub(super) fn gelu(x: f32) -> f32 {
+    let z = f64::from(x.abs()) * std::f64::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let coefficients = [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
+    let polynomial = coefficients.iter().fold(0.0, |sum, c| sum * t + c) * t;
+    let erf = 1.0 - polynomial * (-z * z).exp();
+    (0.5 * f64::from(x) * (1.0 + erf.copysign(f64::from(x)))) as f32
+}
+
 /// `x += y`.
 pub(super) fn add(x: &mut [f32], y: &[f32]) {
     assert_eq!(x.len(), y.len());
@@ -133,6 +159,13 @@ mod tests {
         let mut x = [3.0, 4.0];
         rms_norm(&mut x, &[1.0, 2.0], 0.0);
         close(&x, &[3.0 / 12.5_f32.sqrt(), 8.0 / 12.5_f32.sqrt()]);
+        let mut x = [1.0, 3.0];
+        layer_norm(&mut x, &[2.0, 0.5], Some(&[0.5, 0.0]), 0.0);
+        close(&x, &[-1.5, 0.5]);
+        let exact = [(-2.0, -0.045_500_26), (-0.5, -0.154_268_77), (0.0, 0.0), (1.5, 1.399_789_2)];
+        for (x, wanted) in exact {
+            close(&[gelu(x)], &[wanted]);
+        }
         let mut x = [1000.0, 1000.0 + 3.0_f32.ln()];
         softmax(&mut x);
         assert!((x[0] - 0.25).abs() < 1e-4 && (x[1] - 0.75).abs() < 1e-4);

@@ -13,11 +13,11 @@ mod math;
 
 use super::{
     AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, ExitSignal, FeedForwardOp, FillOp,
-    InjectOp, KvPlace, Linear, LogitsOp, MatrixId, MemoryUse, NormOp, PAGE_TOKENS, PageId, Pass,
+    InjectOp, KvPlace, LayerNormOp, Linear, LogitsOp, MatrixId, MemoryUse, NormOp, PAGE_TOKENS, PageId, Pass,
     QkvOp, RopeId, RopeTable, Row, SkippedLoops, SlotId, StartLoopsOp, StateGeometry, StateInit,
-    TensorData, VectorId, exit_signal, state_init,
+    TensorData, VectorId, Visible, exit_signal, state_init,
 };
-use math::{add, gated, matmul, rms_norm, rotate, softmax};
+use math::{add, gated, gelu, layer_norm, matmul, rms_norm, rotate, softmax};
 
 /// A dequantized weight matrix.
 struct Matrix {
@@ -199,8 +199,7 @@ impl ReferenceBackend {
     fn attend_head(&self, op: &AttendOp, row: &Row, head: usize, query: &[f32], out: &mut [f32]) {
         let geometry = self.geometry();
         let kv_head = head / (geometry.n_heads / geometry.n_kv_heads);
-        let window = self.pass.sequences[row.sequence as usize].window;
-        let visible = window.visible(row.position as usize, op.window);
+        let visible = self.visible(op, row);
         let head_dim = geometry.head_dim;
         let places: Vec<usize> = visible
             .positions()
@@ -217,6 +216,17 @@ impl ReferenceBackend {
                 *out += weight * value;
             }
         }
+    }
+
+    /// The positions that a row attends to.
+    fn visible(&self, op: &AttendOp, row: &Row) -> Visible {
+        if op.is_bidirectional {
+            let own = self.pass.rows.iter().filter(|other| other.sequence == row.sequence);
+            let last = own.map(|other| other.position).max().unwrap_or(row.position);
+            return Visible::all(last as usize + 1);
+        }
+        let window = self.pass.sequences[row.sequence as usize].window;
+        window.visible(row.position as usize, op.window)
     }
 
     /// What the trait asks of a pass. A violation is a bug of the engine, so it panics.
@@ -323,6 +333,13 @@ impl Backend for ReferenceBackend {
             for (hidden, value) in hidden.iter_mut().zip(embedding) {
                 *hidden = value * op.scale;
             }
+            if let Some(positions) = op.positions {
+                let at = row.position as usize * d_model;
+                add(hidden, &self.matrices[positions.0 as usize].values[at..at + d_model]);
+            }
+            if let Some(constant) = op.constant {
+                add(hidden, &self.vectors[constant.0 as usize]);
+            }
         }
         Ok(())
     }
@@ -330,6 +347,17 @@ impl Backend for ReferenceBackend {
     fn normalize(&mut self, op: &NormOp) -> Result<(), BackendError> {
         let normed = self.normed(self.pass.rows.iter(), Some(op.norm), op.epsilon);
         self.set_hidden(&normed);
+        Ok(())
+    }
+
+    fn layer_normalize(&mut self, op: &LayerNormOp) -> Result<(), BackendError> {
+        let d_model = self.geometry().d_model;
+        let mut states = self.normed(self.pass.rows.iter(), None, 0.0);
+        let bias = op.bias.map(|bias| self.vector(bias));
+        for state in states.chunks_exact_mut(d_model) {
+            layer_norm(state, self.vector(op.weight), bias, op.epsilon);
+        }
+        self.set_hidden(&states);
         Ok(())
     }
 
@@ -370,7 +398,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn qkv(&mut self, op: &QkvOp) -> Result<(), BackendError> {
-        let normed = self.normed(self.pass.rows.iter(), Some(op.norm), op.epsilon);
+        let normed = self.normed(self.pass.rows.iter(), op.norm, op.epsilon);
         let mut queries = self.linear(&op.q, &normed);
         let mut keys = self.linear(&op.k, &normed);
         let values = self.linear(&op.v, &normed);
@@ -415,11 +443,20 @@ impl Backend for ReferenceBackend {
     }
 
     fn feed_forward(&mut self, op: &FeedForwardOp) -> Result<(), BackendError> {
-        let normed = self.normed(self.pass.rows.iter(), Some(op.norm), op.epsilon);
-        let mut gate = self.linear(&op.gate, &normed);
-        let up = self.linear(&op.up, &normed);
-        gated(&mut gate, &up);
-        let branch = self.linear(&op.down, &gate);
+        let normed = self.normed(self.pass.rows.iter(), op.norm, op.epsilon);
+        let mut up = self.linear(&op.up, &normed);
+        let inner = match &op.gate {
+            Some(gate) => {
+                let mut gate = self.linear(gate, &normed);
+                gated(&mut gate, &up);
+                gate
+            }
+            None => {
+                up.iter_mut().for_each(|value| *value = gelu(*value));
+                up
+            }
+        };
+        let branch = self.linear(&op.down, &inner);
         self.add_branch(branch, op.post_norm, op.epsilon);
         Ok(())
     }
@@ -475,6 +512,19 @@ impl Backend for ReferenceBackend {
         let normed = self.normed_states(slots.iter().map(state), op.norm, op.epsilon);
         self.logits = self.linear(&op.output, &normed);
         Ok(&self.logits)
+    }
+
+    fn states(
+        &mut self,
+        norm: Option<&NormOp>,
+        slots: &[SlotId],
+        out: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let d_model = self.geometry().d_model;
+        let state = |slot: &SlotId| &self.hidden[slot.0 as usize * d_model..][..d_model];
+        let epsilon = norm.map_or(0.0, |op| op.epsilon);
+        *out = self.normed_states(slots.iter().map(state), norm.map(|op| op.norm), epsilon);
+        Ok(())
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) -> Result<(), BackendError> {

@@ -241,7 +241,9 @@ fn note(served: &mut Served, event: GenerationEvent, now: f64) -> Result<bool, E
             Ok(true)
         }
         GenerationEvent::Failed(error) => Err(Error::other("the engine", error)),
-        GenerationEvent::Text { .. } | GenerationEvent::PromptLogprobs(_) => Ok(false),
+        GenerationEvent::Text { .. }
+        | GenerationEvent::PromptLogprobs(_)
+        | GenerationEvent::Embedding(_) => Ok(false),
     }
 }
 

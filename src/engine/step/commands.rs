@@ -30,7 +30,8 @@ impl Engine {
             return;
         }
         state.n_arrivals += 1;
-        let mut sequence = Sequence::new(job, state.n_arrivals, &self.model.plan);
+        let pooling = state.limits.pooling;
+        let mut sequence = Sequence::new(job, state.n_arrivals, &self.model.plan, pooling);
         if let Some(source) = &sequence.request.constraint {
             match state.masks.begin(source, sequence.may_force()) {
                 Ok(constrained) => sequence.constrained = Some(constrained),
@@ -170,7 +171,7 @@ impl Engine {
             sink: Box::new(NoSink),
         };
         state.n_arrivals += 1;
-        let mut sequence = Sequence::new(job, state.n_arrivals, &self.model.plan);
+        let mut sequence = Sequence::new(job, state.n_arrivals, &self.model.plan, None);
         sequence.pin = Some(PinWish { id, answer });
         // Not a lookup of a client, so not one to count.
         sequence.n_cached = Some(0);

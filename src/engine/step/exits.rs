@@ -99,6 +99,7 @@ impl State {
         }
         self.wanted.clear();
         self.wanted_slots.clear();
+        self.states.clear();
         for grant in &self.quantum.grants {
             let sequence = &mut self.running[grant.candidate];
             if !sequence.advance(&model.plan) {
@@ -106,6 +107,9 @@ impl State {
             }
             for (offset, slot) in sequence.slots.iter().enumerate() {
                 let position = sequence.n_computed + offset;
+                if sequence.wants_state(position) {
+                    self.states.want(grant.candidate, position, *slot);
+                }
                 if sequence.wants_logits(position) {
                     let candidate = grant.candidate;
                     self.wanted.push(Wanted {

@@ -73,7 +73,10 @@ impl Landing<'_> {
         }
         self.sequence.send_scores()?;
         if self.sequence.is_only_prompt_and_done() {
-            self.sequence.finish(FinishReason::Length);
+            match self.sequence.pooled {
+                None => self.sequence.finish(FinishReason::Length),
+                Some(_) => self.sequence.finish_embedding()?,
+            }
         }
         Ok(())
     }

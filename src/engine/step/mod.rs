@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! step:  admit ─► plan (preempting as long as pages are short) ─► board
-//!        ─► blocks of the segment ─► settle (exits) ─► logits ─► commit
+//!        ─► blocks of the segment ─► settle (exits) ─► states (embeddings) ─► logits ─► commit
 //! ```
 //!
 //! ```text
@@ -27,6 +27,7 @@
 mod commands;
 mod exits;
 mod landing;
+mod pooling;
 
 use super::arbiter::Seat;
 use super::batch::{self, BatchPolicy, Candidate, Decision, Quantum, Supply};
@@ -42,6 +43,7 @@ use crate::model::{Model, Plan, forward};
 use crate::request::TokenId;
 use exits::{Exits, Wanted};
 use landing::Landing;
+use pooling::States;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,6 +85,7 @@ struct State {
     /// Rows of flights that have landed, by grant and position, and their slots.
     wanted: Vec<Wanted>,
     wanted_slots: Vec<SlotId>,
+    states: States,
     times: QuantumTimes,
 }
 
@@ -122,6 +125,7 @@ impl Engine {
             exits: Exits::default(),
             wanted: Vec::new(),
             wanted_slots: Vec::new(),
+            states: States::default(),
             times: QuantumTimes::default(),
         };
         Ok(Self {
@@ -259,6 +263,7 @@ impl Engine {
         forward::run_blocks(model, backend, segment, &state.pass, &state.exits.kept)?;
         state.settle(model, backend)?;
         let in_blocks = began.elapsed();
+        state.pool_states(model, backend)?;
         let logits = forward::logits(model, backend, &state.wanted_slots)?;
         let in_pass = began.elapsed();
         state.times.blocks(segment, in_blocks);
@@ -381,7 +386,7 @@ impl State {
         sequence.kv = SequenceKv::new(
             sequence.origin(),
             sequence.kv.n_groups(),
-            sequence.request.reuse_prefix,
+            sequence.request.shares_blocks(),
         );
         sequence
     }

@@ -35,6 +35,10 @@ pub(super) struct Kernels {
     pub(super) matmul: [MatmulKernel; N_LAYOUTS],
     /// `(x, weight, n, epsilon, out)`: RMS norm of one row.
     pub(super) normalize: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
+    /// `(x, weight, n, epsilon, out)`: layer norm of one row, without bias.
+    pub(super) layer_normalize: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
+    /// `(x, n)`: `x = gelu(x)`, `n` a multiple of 16.
+    pub(super) gelu: unsafe fn(*mut f32, usize),
     /// `(x, n_blocks, out)`: int8 blocks of 32.
     pub(super) quantize: unsafe fn(*const f32, usize, *mut ActivationBlock),
     /// `(x, n_blocks, out, remainders)`: the same, and what it left over.
@@ -81,6 +85,22 @@ macro_rules! kernel_table {
             unsafe fn normalize(x: *const f32, w: *const f32, n: usize, epsilon: f32, out: *mut f32) {
                 // SAFETY: passed on to the caller.
                 unsafe { vector::normalize::<$lanes>(x, w, n, epsilon, out) }
+            }
+            $(#[$feature])?
+            unsafe fn layer_normalize(
+                x: *const f32,
+                w: *const f32,
+                n: usize,
+                epsilon: f32,
+                out: *mut f32,
+            ) {
+                // SAFETY: passed on to the caller.
+                unsafe { vector::layer_normalize::<$lanes>(x, w, n, epsilon, out) }
+            }
+            $(#[$feature])?
+            unsafe fn gelu(x: *mut f32, n: usize) {
+                // SAFETY: passed on to the caller.
+                unsafe { vector::gelu::<$lanes>(x, n) }
             }
             $(#[$feature])?
             unsafe fn quantize(x: *const f32, n_blocks: usize, out: *mut ActivationBlock) {
@@ -162,6 +182,8 @@ macro_rules! kernel_table {
                     floats::<BF16>,
                 ],
                 normalize,
+                layer_normalize,
+                gelu,
                 quantize,
                 quantize_twice,
                 gated,

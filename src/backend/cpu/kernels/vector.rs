@@ -60,6 +60,73 @@ pub(super) unsafe fn normalize<L: Lanes>(
     }
 }
 
+/// `out = (x - mean) / sqrt(variance + epsilon) * weight`.
+#[inline(always)]
+pub(super) unsafe fn layer_normalize<L: Lanes>(
+    x: *const f32,
+    weight: *const f32,
+    n: usize,
+    epsilon: f32,
+    out: *mut f32,
+) {
+    let n_whole = n - n % L::LANES;
+    // SAFETY: `n` values at each pointer (callers' promise).
+    unsafe {
+        let mut sums = L::zero();
+        for i in (0..n_whole).step_by(L::LANES) {
+            sums = L::add(sums, L::load(x.add(i)));
+        }
+        let mut sum = L::reduce_add(sums);
+        for i in n_whole..n {
+            sum += *x.add(i);
+        }
+        let mean = sum / n as f32;
+        let mut squares = L::zero();
+        for i in (0..n_whole).step_by(L::LANES) {
+            let centered = L::sub(L::load(x.add(i)), L::splat(mean));
+            L::store(out.add(i), centered);
+            squares = L::mul_add(centered, centered, squares);
+        }
+        let mut sum = L::reduce_add(squares);
+        for i in n_whole..n {
+            *out.add(i) = *x.add(i) - mean;
+            sum += *out.add(i) * *out.add(i);
+        }
+        let factor = 1.0 / (sum / n as f32 + epsilon).sqrt();
+        for i in (0..n_whole).step_by(L::LANES) {
+            let values = L::mul(L::load(out.add(i)), L::splat(factor));
+            L::store(out.add(i), L::mul(values, L::load(weight.add(i))));
+        }
+        for i in n_whole..n {
+            *out.add(i) *= factor * *weight.add(i);
+        }
+    }
+}
+
+/// `x = x * Φ(x)`, see `reference/math.rs`; `n` is a multiple of 16. The error function is odd, so half
+/// of `x` and half of `|x| erf(|x| / √2)` are added.
+#[inline(always)]
+pub(super) unsafe fn gelu<L: Lanes>(x: *mut f32, n: usize) {
+    for i in (0..n).step_by(L::LANES) {
+        // SAFETY: `n` values at the pointer (callers' promise).
+        unsafe {
+            let value = L::load(x.add(i));
+            let size = L::abs(value);
+            let z = L::mul(size, L::splat(std::f32::consts::FRAC_1_SQRT_2));
+            let one = L::splat(1.0);
+            let t = L::div(one, L::mul_add(z, L::splat(0.327_591_1), one));
+            let mut sum = L::splat(1.061_405_4);
+            for coefficient in [-1.453_152, 1.421_413_8, -0.284_496_74, 0.254_829_6] {
+                sum = L::mul_add(sum, t, L::splat(coefficient));
+            }
+            let tail = exponential::<L>(L::sub(L::zero(), L::mul(z, z)));
+            let erf = L::sub(one, L::mul(L::mul(sum, t), tail));
+            let both = L::mul_add(size, erf, value);
+            L::store(x.add(i), L::mul(both, L::splat(0.5)));
+        }
+    }
+}
+
 /// Quantizes `n_blocks * 32` values, rounding to nearest even.
 ///
 /// An infinite value makes the scale infinite, so it reaches the output as infinity or NaN.
