@@ -6,7 +6,9 @@
 use super::load::{add_all, load_enabled};
 use super::model_args::ModelArgs;
 use super::output::Output;
-use crate::config::{BUILTIN_MODEL, Config, ConfigError, LogFormat, ModelConfig, ModelSource};
+use crate::config::{
+    BUILTIN_MODEL, Config, ConfigError, LogFormat, ModelConfig, ModelSource, Pooling,
+};
 use crate::error::Error;
 use crate::model::builtin;
 use crate::pool::Pool;
@@ -78,6 +80,9 @@ pub struct ServeArgs {
     /// Attention window in tokens of requests that name none, 0 = full attention [default: 0].
     #[arg(long, value_name = "TOKENS")]
     pub cache_window: Option<u32>,
+    /// How embeddings are made of the tokens' states [default: as the model says, else mean].
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub pooling: Option<Pooling>,
     /// Depth and weights, of all models.
     #[command(flatten)]
     pub model_args: ModelArgs,
@@ -214,6 +219,7 @@ impl ServeArgs {
             let engine = &mut model.engine;
             engine.context_length = self.ctx_size.or(engine.context_length);
             engine.threads = self.threads.or(engine.threads);
+            engine.pooling = self.pooling.or(engine.pooling);
             engine.kv_tokens = self.kv_tokens.or(engine.kv_tokens);
             engine.prefix_cache &= !self.no_prefix_cache;
             self.model_args.apply(engine);

@@ -71,6 +71,32 @@ fn rows_go_to_single_rows_first_and_then_in_order_of_arrival() {
 }
 
 #[test]
+fn whole_candidates_enter_with_all_their_rows_or_not_at_all() {
+    let whole = |n_missing| Candidate {
+        is_whole: true,
+        ..candidate(n_missing)
+    };
+    let grants = |missing: &[u32], supply: &Supply| {
+        let candidates: Vec<Candidate> = missing.iter().map(|n| whole(*n)).collect();
+        planned(&candidates, supply).unwrap_or_default()
+    };
+    assert_eq!(grants(&[32], &SUPPLY), [(0, 32)]);
+    assert_eq!(grants(&[20, 13, 12, 1], &SUPPLY), [(0, 20), (2, 12)]);
+    // Where rows stay for several passes, what does not fit is not passed by.
+    let staged = Supply {
+        has_stages: true,
+        ..SUPPLY
+    };
+    assert_eq!(grants(&[20, 13, 12, 1], &staged), [(0, 20)]);
+    // Two pages hold 32 rows of one sequence, or 16 of two.
+    let short = Supply {
+        n_pages: 2,
+        ..SUPPLY
+    };
+    assert_eq!(grants(&[10, 17, 16], &short), [(0, 10), (2, 16)]);
+}
+
+#[test]
 fn when_rows_are_short_the_least_recently_served_go_first() {
     let supply = Supply {
         max_rows: 2,
@@ -318,6 +344,7 @@ impl Player {
             n_groups: self.n_groups,
             loops: self.loops,
             is_scored: self.is_scored,
+            is_whole: false,
             last_served: self.last_served,
         }
     }

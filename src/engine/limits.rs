@@ -180,7 +180,9 @@ impl EngineLimits {
     fn kind_refusal(&self, request: &GenerationRequest) -> Option<&'static str> {
         match request.embed {
             false if !self.generates => Some("this model makes embeddings and cannot generate"),
-            true if self.pooling.is_none() => Some("this model ranks texts and makes no embeddings"),
+            true if self.pooling.is_none() => {
+                Some("this model ranks texts and makes no embeddings")
+            }
             true if request.max_tokens > 0 => Some("an embedding has no tokens to generate"),
             true if !self.generates && request.cache_window > 0 => {
                 Some("this model reads a text at once and has no attention windows")

@@ -12,7 +12,7 @@ use super::errors::{ApiError, ErrorCode};
 use super::exchange::{Exchange, Manner, request_id};
 use super::generation::call::Call;
 use super::native::{self, prefixes, tokens};
-use super::openai::{models, shape};
+use super::openai::{embeddings, models, shape};
 use super::router::{Route, is_ops_path, route};
 use super::state::ServerState;
 use super::wire::{Handler, Refusal, Request, Responder};
@@ -141,6 +141,7 @@ impl DataPlane {
             Route::Prefix(id) => prefixes::one(&call(), id, exchange),
             Route::Chat => shape::chat(&call(), exchange),
             Route::Completions => shape::completions(&call(), exchange),
+            Route::Embeddings => embeddings::embeddings(&call(), exchange),
             Route::Admin(_) => exchange.error(&elsewhere(request.path())),
         }
     }

@@ -15,6 +15,8 @@ pub enum Route {
     Chat,
     /// `POST /v1/completions`
     Completions,
+    /// `POST /v1/embeddings`
+    Embeddings,
     /// `GET /v1/models`
     Models,
     /// `GET /v1/models/{id}`, decoded
@@ -71,6 +73,7 @@ impl Route {
         match self {
             Self::Chat => "chat",
             Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
             Self::Models | Self::Model(_) => "models",
             Self::Requests => "requests",
             Self::Cancel(_) => "cancel",
@@ -105,6 +108,7 @@ impl Route {
         match self {
             Self::Chat
             | Self::Completions
+            | Self::Embeddings
             | Self::Generate
             | Self::Tokenize
             | Self::Detokenize
@@ -169,6 +173,7 @@ fn known_path(path: &str) -> Option<Route> {
         // Clients whose base URL lacks /v1 are common; nothing else lives there.
         "/v1/chat/completions" | "/chat/completions" => Route::Chat,
         "/v1/completions" | "/completions" => Route::Completions,
+        "/v1/embeddings" | "/embeddings" => Route::Embeddings,
         "/v1/models" | "/models" => Route::Models,
         "/v1/requests" => Route::Requests,
         "/v1/native/generate" => Route::Generate,
@@ -242,6 +247,7 @@ mod tests {
             ("POST", "/v1/chat/completions", Route::Chat),
             ("POST", "/v1/completions/", Route::Completions),
             ("OPTIONS", "/v1/completions", Route::Completions),
+            ("POST", "/v1/embeddings", Route::Embeddings),
             ("GET", "/v1/models", Route::Models),
             ("GET", "/v1/models/a/b", Route::Model("a/b".into())),
             ("GET", "/v1/models/a%2Fb", Route::Model("a/b".into())),

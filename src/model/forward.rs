@@ -75,7 +75,10 @@ pub fn logits<'b>(
         [] => Ok(&[]),
         slots => {
             let head = model.weights.logits.as_ref();
-            backend.logits(head.expect("requests for tokens need a model with a head"), slots)
+            backend.logits(
+                head.expect("requests for tokens need a model with a head"),
+                slots,
+            )
         }
     }
 }

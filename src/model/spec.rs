@@ -80,7 +80,9 @@ pub struct EncoderSpec {
 impl EncoderSpec {
     fn from_gguf(file: &ModelFile, kind: Encoder, context: u32) -> Result<Self, ModelError> {
         let n_rows = |name: &str| -> u32 {
-            let rows = file.tensor(name).and_then(|tensor| tensor.dims.get(1).copied());
+            let rows = file
+                .tensor(name)
+                .and_then(|tensor| tensor.dims.get(1).copied());
             rows.and_then(|rows| u32::try_from(rows).ok()).unwrap_or(0)
         };
         let n_positions = n_rows("position_embd.weight");

@@ -7,7 +7,7 @@
 use super::loop_spec::LoopSpec;
 use super::plan::Plan;
 use super::rope::{RopeScaling, RopeSpec};
-use super::spec::{DeclaredPooling, ModelSpec};
+use super::spec::{DeclaredPooling, EncoderSpec, ModelSpec};
 use super::weights::{ModelWeights, TensorSource, tensor_rules};
 use super::{Model, architectures, forward};
 use crate::backend::{
@@ -66,6 +66,40 @@ pub fn tiny_looped(
         ..TinyShape::default()
     };
     build(backend, seed, &shape)
+}
+
+/// A tiny random encoder (BERT without biases): widths as [`tiny`], 2 layers, context 512.
+///
+/// # Panics
+/// When the backend refuses the weights.
+pub fn tiny_encoder(backend: &mut dyn Backend, seed: u64) -> Model {
+    let bert = architectures::find("bert").expect("the table has a bert row");
+    let shape = TinyShape {
+        plan: Plan {
+            is_bidirectional: true,
+            ..Plan::ordinary(2)
+        },
+        ..TinyShape::default()
+    };
+    let spec = ModelSpec {
+        architecture: bert.name.to_owned(),
+        n_kv_heads: 4,
+        nope_interval: bert.nope_interval,
+        encoder: bert.encoder.map(|kind| EncoderSpec {
+            kind,
+            n_positions: shape.context_length,
+            n_token_types: 2,
+        }),
+        ..tiny_spec(&shape)
+    };
+    let source = RandomTensors::new(&spec, seed);
+    let weights = ModelWeights::load(&spec, &shape.plan, &source, backend, &mut |_, _| {})
+        .expect("random tensors have the right names, shapes and types");
+    Model {
+        spec,
+        plan: shape.plan,
+        weights,
+    }
 }
 
 /// A tiny model of any shape.

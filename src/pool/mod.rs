@@ -43,8 +43,8 @@ mod workers;
 pub use acquire::{Patience, Unavailable};
 pub use loader::{ModelLoader, SourceLoader};
 pub use model::{
-    LoadPhase, LoadProgress, LoadedModel, LoadingModel, LoopRange, ModelMeta, RuntimeWatch,
-    WindowRange,
+    EmbeddingMeta, LoadPhase, LoadProgress, LoadedModel, LoadingModel, LoopRange, ModelMeta,
+    RuntimeWatch, WindowRange,
 };
 pub use overrides::{Estimate, LoadConstraints, LoadOverride};
 pub use report::{

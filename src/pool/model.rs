@@ -85,12 +85,18 @@ impl Default for LoopRange {
 }
 
 impl ModelMeta {
+    /// Whether it cannot generate.
+    #[must_use]
+    pub fn makes_only_embeddings(&self) -> bool {
+        self.embedding.is_some_and(|embedding| embedding.is_only)
+    }
+
     /// What it is for, as LM Studio names it.
     #[must_use]
     pub fn kind(&self) -> &'static str {
-        match self.embedding {
-            Some(EmbeddingMeta { is_only: true, .. }) => "embeddings",
-            _ => "llm",
+        match self.makes_only_embeddings() {
+            true => "embeddings",
+            false => "llm",
         }
     }
 }

@@ -7,7 +7,7 @@
 //! parsing of bodies (`http`).
 
 use super::ledger::ModelMemory;
-use crate::config::{EngineConfig, ModelConfig, ModelSource, TargetInflight};
+use crate::config::{EngineConfig, ModelConfig, ModelSource, Pooling, TargetInflight};
 use serde_json::{Map, Value, json};
 
 /// Most jobs at once that a field may ask for.
@@ -358,6 +358,7 @@ fn engine_shown(engine: &EngineConfig) -> Value {
         "max_rows": engine.max_rows,
         "kv_tokens": engine.kv_tokens,
         "threads": engine.threads,
+        "pooling": engine.pooling.map(Pooling::name),
         "prefix_cache": engine.prefix_cache,
         "cache_window": engine.cache_window,
     })

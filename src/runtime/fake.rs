@@ -113,9 +113,15 @@ pub fn capability(max_inflight: u32) -> Capability {
     }
 }
 
-/// The answer that repeats the prompt until `max_tokens` are there, then ends with `Length`.
+/// The answer that repeats the prompt (the embedding: its length and 1) until `max_tokens` are there, then ends with `Length`.
 #[must_use]
 pub fn echo(request: &GenerationRequest) -> Vec<GenerationEvent> {
+    if request.embed {
+        let vector = vec![request.prompt.len() as f32, 1.0];
+        let mut events = answer(request, &[], FinishReason::Stop);
+        events.insert(0, GenerationEvent::Embedding(vector));
+        return events;
+    }
     let prompt = request.prompt.iter().cycle().copied();
     let tokens: Vec<_> = prompt.take(request.max_tokens as usize).collect();
     answer(request, &tokens, FinishReason::Length)

@@ -5,6 +5,7 @@ use super::bpe::{ByteDecoder, ByteLevelBpe};
 use super::pretokenizers::PreTokenizer;
 use super::spm::{self, ScoreBpe};
 use super::vocabulary::{TokenKind, Vocabulary};
+use super::wordpiece::{self, WordPieces};
 use super::{Model, SequenceRules, Tokenizer};
 use crate::format::{FormatError, ModelFile};
 use crate::request::TokenId;
@@ -29,11 +30,12 @@ const END_NAMES: &[&str] = &[
     "< EOT >",
 ];
 
-/// The two models of vocabularies that are understood.
+/// The models of vocabularies that are understood.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Family {
     ByteLevel,
     SentencePiece,
+    WordPiece,
 }
 
 /// Builds a tokenizer from a file's metadata.
@@ -41,9 +43,10 @@ pub(crate) fn tokenizer(file: &ModelFile) -> Result<Tokenizer, FormatError> {
     let family = match file.str("tokenizer.ggml.model")? {
         "gpt2" => Family::ByteLevel,
         "llama" => Family::SentencePiece,
+        "bert" => Family::WordPiece,
         other => {
             return Err(file.invalid(format!(
-                "tokenizer.ggml.model: `{other}` is not supported; known are gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
+                "tokenizer.ggml.model: `{other}` is not supported; known are gpt2 (byte-level BPE), llama (SentencePiece BPE) and bert (WordPiece)"
             )));
         }
     };
@@ -57,7 +60,12 @@ pub(crate) fn tokenizer(file: &ModelFile) -> Result<Tokenizer, FormatError> {
         .optional_str("tokenizer.ggml.pre")?
         .unwrap_or("default");
     let mut kinds = token_kinds(file, texts.len())?;
-    let rules = sequence_rules(file, family, pre, texts.len())?;
+    let rules = match family {
+        Family::WordPiece => wordpiece_rules(file, texts)?,
+        Family::ByteLevel | Family::SentencePiece => {
+            sequence_rules(file, family, pre, texts.len())?
+        }
+    };
     let end_tokens = end_tokens(file, texts, rules.eos)?;
     for token in end_tokens.iter().copied().chain(rules.bos) {
         // Whatever the file says: a client's plain text must never become one of these.
@@ -67,6 +75,7 @@ pub(crate) fn tokenizer(file: &ModelFile) -> Result<Tokenizer, FormatError> {
     let model = match family {
         Family::ByteLevel => byte_level(file, texts, &vocabulary, pre)?,
         Family::SentencePiece => sentence_piece(file, &vocabulary)?,
+        Family::WordPiece => word_piece(file, texts, &kinds)?,
     };
     Ok(Tokenizer::from_parts(vocabulary, model, rules, end_tokens))
 }
@@ -130,6 +139,49 @@ fn sequence_rules(
     })
 }
 
+/// A special token of a WordPiece vocabulary: by its key, else by the name that all such files use.
+fn named_token(
+    file: &ModelFile,
+    texts: &[String],
+    keys: &[&str],
+    name: &str,
+) -> Result<Option<TokenId>, FormatError> {
+    for key in keys {
+        let key = format!("tokenizer.ggml.{key}_token_id");
+        if let Some(token) = token_id(file, &key, texts.len())? {
+            return Ok(Some(token));
+        }
+    }
+    let found = texts.iter().position(|text| text == name);
+    Ok(found.map(|token| token as TokenId))
+}
+
+/// A text stands between `[CLS]` and `[SEP]`. The second key of the latter is misspelt in the format.
+fn wordpiece_rules(file: &ModelFile, texts: &[String]) -> Result<SequenceRules, FormatError> {
+    let adds = |key: &str| file.optional_bool(&format!("tokenizer.ggml.add_{key}_token"));
+    Ok(SequenceRules {
+        bos: named_token(file, texts, &["cls", "bos"], "[CLS]")?,
+        eos: named_token(file, texts, &["sep", "seperator", "eos"], "[SEP]")?,
+        add_bos: adds("bos")?.unwrap_or(true),
+        add_eos: match adds("sep")? {
+            Some(adds) => adds,
+            None => adds("eos")?.unwrap_or(true),
+        },
+    })
+}
+
+fn word_piece(
+    file: &ModelFile,
+    texts: &[String],
+    kinds: &[TokenKind],
+) -> Result<Model, FormatError> {
+    let Some(unknown) = named_token(file, texts, &["unknown"], "[UNK]")? else {
+        return Err(file.invalid("a bert vocabulary needs tokenizer.ggml.unknown_token_id"));
+    };
+    let pieces = WordPieces::new(texts, kinds, unknown).map_err(|reason| file.invalid(reason))?;
+    Ok(Model::WordPiece(Box::new(pieces)))
+}
+
 /// Ascending.
 fn end_tokens(
     file: &ModelFile,
@@ -174,6 +226,7 @@ fn vocabulary(texts: &[String], kinds: &[TokenKind], family: Family) -> Vocabula
     for (text, &kind) in texts.iter().zip(kinds) {
         vocabulary.push(kind, |bytes| match (family, kind) {
             (Family::SentencePiece, _) => spm::decode(text, kind, bytes),
+            (Family::WordPiece, _) => wordpiece::decode(text, bytes),
             // Special tokens are written as they are, not in the byte alphabet.
             (Family::ByteLevel, TokenKind::Normal | TokenKind::Byte) => {
                 decoder.decode(text, bytes);

@@ -3,7 +3,7 @@
 //! Built once at load from a file's metadata, then immutable and shared by all threads (HTTP
 //! workers encode and decode; the engine sees ids only). Reading order: this file, `vocabulary`,
 //! `special` (special tokens in text), `bpe` with `pretokenizers` (byte-level vocabularies), `spm`
-//! (SentencePiece vocabularies), `from_gguf` (reading the metadata), `text_stream` (incremental
+//! (SentencePiece vocabularies), `wordpiece` (BERT's), `from_gguf` (reading the metadata), `text_stream` (incremental
 //! detokenizer with stop strings), `chat_template`, `chat_prompt` (messages to tokens).
 //!
 //! Invariants: `encode` and `decode` never fail and never panic, whatever the text or the ids; a
@@ -21,6 +21,7 @@ mod spm;
 mod template_functions;
 pub mod text_stream;
 mod vocabulary;
+mod wordpiece;
 
 use crate::format::{FormatError, ModelFile};
 use crate::request::TokenId;
@@ -53,6 +54,7 @@ pub struct Tokenizer {
 enum Model {
     ByteLevel(Box<bpe::ByteLevelBpe>),
     SentencePiece(Box<spm::ScoreBpe>),
+    WordPiece(Box<wordpiece::WordPieces>),
     /// Token `b` is byte `b` (tests).
     Bytes,
 }
@@ -167,6 +169,7 @@ impl Tokenizer {
         match &self.model {
             Model::ByteLevel(bpe) => bpe.encode(text, tokens),
             Model::SentencePiece(bpe) => bpe.encode(text, tokens),
+            Model::WordPiece(pieces) => pieces.encode(text, tokens),
             Model::Bytes => tokens.extend(text.bytes().map(TokenId::from)),
         }
     }
@@ -186,6 +189,7 @@ impl Tokenizer {
     pub fn decode_bytes(&self, tokens: &[TokenId], skip_special: bool) -> Vec<u8> {
         let mut added_space = match &self.model {
             Model::SentencePiece(bpe) if bpe.adds_space_prefix() => &b" "[..],
+            Model::WordPiece(_) => b" ",
             _ => &[],
         };
         let mut text = Vec::with_capacity(tokens.len() * 4);

@@ -7,6 +7,8 @@ mod arbiter;
 mod batching;
 mod constraint;
 mod dense;
+mod embeddings;
+mod encoders;
 mod exits;
 mod faults;
 mod generation;

@@ -17,6 +17,7 @@ pub(crate) struct Outcome {
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprob>>,
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) logprobs: Vec<TokenLogprob>,
+    pub(crate) embedding: Option<Vec<f32>>,
     /// Without counts of loops.
     pub(crate) finish: Option<(FinishReason, Usage)>,
     pub(crate) loops: LoopCounts,
@@ -77,6 +78,7 @@ impl JobSink for Collector {
                 outcome.tokens.push(token);
                 outcome.logprobs.extend(logprob);
             }
+            GenerationEvent::Embedding(vector) => outcome.embedding = Some(vector),
             GenerationEvent::Text { text, .. } => panic!("the engine knows no text: {text}"),
             GenerationEvent::Finished { reason, mut usage } => {
                 outcome.loops = LoopCounts {

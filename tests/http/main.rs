@@ -10,6 +10,7 @@ mod cases;
 mod client;
 mod depth;
 mod drain;
+mod embeddings;
 mod exact;
 mod fake;
 mod loading;

@@ -35,7 +35,10 @@ pub(super) fn normalize(step: &Step<'_>, threads: &Threads, op: &NormOp) {
 /// See [`LayerNormOp`].
 pub(super) fn layer_normalize(step: &Step<'_>, threads: &Threads, op: &LayerNormOp) {
     let d_model = step.geometry.d_model;
-    let (weight, bias) = (step.vector(op.weight), op.bias.map(|bias| step.vector(bias)));
+    let (weight, bias) = (
+        step.vector(op.weight),
+        op.bias.map(|bias| step.vector(bias)),
+    );
     assert!(weight.len() == d_model, "norm of another width");
     threads.run(step.pass.rows.len(), &|thread_idx, rows| {
         // SAFETY: this thread's scratch.

@@ -98,8 +98,8 @@ use self::step::Step;
 use self::threads::Threads;
 use super::{
     AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, ExitSignal, FeedForwardOp, FillOp,
-    InjectOp, LayerNormOp, LogitsOp, MatrixId, MemoryUse, NormOp, PageId, Pass, QkvOp, RopeId, RopeTable,
-    SkippedLoops, SlotId, StartLoopsOp, StateGeometry, TensorData, VectorId,
+    InjectOp, LayerNormOp, LogitsOp, MatrixId, MemoryUse, NormOp, PageId, Pass, QkvOp, RopeId,
+    RopeTable, SkippedLoops, SlotId, StartLoopsOp, StateGeometry, TensorData, VectorId,
 };
 
 /// How to build a [`CpuBackend`].

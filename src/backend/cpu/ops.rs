@@ -12,8 +12,8 @@ use super::state::TILE_WIDTH;
 use super::step::{InputsView, Precision, Source, Step, Units};
 use super::threads::Threads;
 use crate::backend::{
-    AttendOp, AttentionOutputOp, EmbedOp, FeedForwardOp, Linear, LogitsOp, PAGE_TOKENS, QkvOp, RopePairs,
-    RopeTable, SlotId, VectorId,
+    AttendOp, AttentionOutputOp, EmbedOp, FeedForwardOp, Linear, LogitsOp, PAGE_TOKENS, QkvOp,
+    RopePairs, RopeTable, SlotId, VectorId,
 };
 
 /// Inputs of q, k, v and output are quantized twice: perplexity of the demo model 15.79 -> 15.73

@@ -8,7 +8,8 @@ use super::buffer::Buffer;
 use super::kernels::vector::ActivationBlock;
 use super::layout::BLOCK;
 use crate::backend::{
-    AttendOp, BackendError, CacheWindow, KvPlace, MemoryUse, PAGE_TOKENS, Pass, RopeTable, Row, StateGeometry,
+    AttendOp, BackendError, CacheWindow, KvPlace, MemoryUse, PAGE_TOKENS, Pass, RopeTable, Row,
+    StateGeometry,
 };
 
 /// Rows that one unit of a product covers: their activations stay in the second-level cache.

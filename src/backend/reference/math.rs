@@ -77,7 +77,13 @@ pub(super) fn layer_norm(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, ep
 pub(super) fn gelu(x: f32) -> f32 {
     let z = f64::from(x.abs()) * std::f64::consts::FRAC_1_SQRT_2;
     let t = 1.0 / (1.0 + 0.327_591_1 * z);
-    let coefficients = [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
+    let coefficients = [
+        1.061_405_429,
+        -1.453_152_027,
+        1.421_413_741,
+        -0.284_496_736,
+        0.254_829_592,
+    ];
     let polynomial = coefficients.iter().fold(0.0, |sum, c| sum * t + c) * t;
     let erf = 1.0 - polynomial * (-z * z).exp();
     (0.5 * f64::from(x) * (1.0 + erf.copysign(f64::from(x)))) as f32
@@ -162,7 +168,12 @@ mod tests {
         let mut x = [1.0, 3.0];
         layer_norm(&mut x, &[2.0, 0.5], Some(&[0.5, 0.0]), 0.0);
         close(&x, &[-1.5, 0.5]);
-        let exact = [(-2.0, -0.045_500_26), (-0.5, -0.154_268_77), (0.0, 0.0), (1.5, 1.399_789_2)];
+        let exact = [
+            (-2.0, -0.045_500_26),
+            (-0.5, -0.154_268_77),
+            (0.0, 0.0),
+            (1.5, 1.399_789_2),
+        ];
         for (x, wanted) in exact {
             close(&[gelu(x)], &[wanted]);
         }

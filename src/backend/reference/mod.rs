@@ -13,9 +13,9 @@ mod math;
 
 use super::{
     AttendOp, AttentionOutputOp, Backend, BackendError, EmbedOp, ExitSignal, FeedForwardOp, FillOp,
-    InjectOp, KvPlace, LayerNormOp, Linear, LogitsOp, MatrixId, MemoryUse, NormOp, PAGE_TOKENS, PageId, Pass,
-    QkvOp, RopeId, RopeTable, Row, SkippedLoops, SlotId, StartLoopsOp, StateGeometry, StateInit,
-    TensorData, VectorId, Visible, exit_signal, state_init,
+    InjectOp, KvPlace, LayerNormOp, Linear, LogitsOp, MatrixId, MemoryUse, NormOp, PAGE_TOKENS,
+    PageId, Pass, QkvOp, RopeId, RopeTable, Row, SkippedLoops, SlotId, StartLoopsOp, StateGeometry,
+    StateInit, TensorData, VectorId, Visible, exit_signal, state_init,
 };
 use math::{add, gated, gelu, layer_norm, matmul, rms_norm, rotate, softmax};
 
@@ -221,8 +221,15 @@ impl ReferenceBackend {
     /// The positions that a row attends to.
     fn visible(&self, op: &AttendOp, row: &Row) -> Visible {
         if op.is_bidirectional {
-            let own = self.pass.rows.iter().filter(|other| other.sequence == row.sequence);
-            let last = own.map(|other| other.position).max().unwrap_or(row.position);
+            let own = self
+                .pass
+                .rows
+                .iter()
+                .filter(|other| other.sequence == row.sequence);
+            let last = own
+                .map(|other| other.position)
+                .max()
+                .unwrap_or(row.position);
             return Visible::all(last as usize + 1);
         }
         let window = self.pass.sequences[row.sequence as usize].window;
@@ -335,7 +342,10 @@ impl Backend for ReferenceBackend {
             }
             if let Some(positions) = op.positions {
                 let at = row.position as usize * d_model;
-                add(hidden, &self.matrices[positions.0 as usize].values[at..at + d_model]);
+                add(
+                    hidden,
+                    &self.matrices[positions.0 as usize].values[at..at + d_model],
+                );
             }
             if let Some(constant) = op.constant {
                 add(hidden, &self.vectors[constant.0 as usize]);

@@ -13,6 +13,7 @@
 //! (`openai`), text and stop strings (`scheduler::TokenStream`), tools and reasoning (`crate::chat`).
 
 pub mod call;
+pub mod embed;
 pub mod events;
 pub mod growing;
 pub mod jobs;

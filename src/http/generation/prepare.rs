@@ -19,6 +19,7 @@ use crate::http::openai::prompt::{chat_prompt, non_empty, text_prompt};
 use crate::http::openai::sampling::{CommonOptions, check_context};
 use crate::pool::LoadedModel;
 use crate::request::{GenerationRequest, RequestId, TokenId};
+use crate::runtime::Feature;
 use crate::scheduler::SubmitOptions;
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
@@ -143,6 +144,13 @@ pub fn chat(call: &Call<'_>, body: &Map<String, Value>) -> Result<Prepared, ApiE
 /// Refuses what could not be taken now before anything is rendered or tokenized. An answer that can
 /// never fit is the request's own fault, also while the queue is full.
 pub fn preflight(model: &LoadedModel, max_tokens: Option<u32>) -> Result<(), ApiError> {
+    if model.meta.makes_only_embeddings() {
+        return Err(ApiError::missing(
+            Feature::Completions,
+            "model",
+            &model.name,
+        ));
+    }
     let Err(refusal) = model.executor.preflight() else {
         return Ok(());
     };

@@ -9,6 +9,7 @@ pub mod chat;
 pub mod choice;
 pub mod completions;
 pub mod depth;
+pub mod embeddings;
 pub mod fields;
 pub mod forward;
 pub mod logprobs;

@@ -56,6 +56,7 @@ fn object(model: &LoadedModel) -> Value {
         "object": "model",
         "created": created.as_secs(),
         "owned_by": "tinyloop",
+        "type": meta.kind(),
         "max_model_len": model.context_length,
         "capabilities": model.executor.features().names().collect::<Vec<_>>(),
         "aliases": model.aliases,
@@ -66,6 +67,10 @@ fn object(model: &LoadedModel) -> Value {
             "n_ctx": model.context_length,
             "n_ctx_train": meta.trained_context_length,
             "size": meta.file_bytes,
+            "embedding": meta.embedding.map(|embedding| json!({
+                "pooling": embedding.pooling.name(),
+                "dimensions": embedding.n_dimensions,
+            })),
             "loops": {
                 "default": meta.loops.default,
                 "max": meta.loops.max,

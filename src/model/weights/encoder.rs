@@ -141,7 +141,9 @@ impl Loader<'_> {
                 post_norm: None,
                 epsilon,
             },
-            attention_norm: Some(StreamNorm::Layer(self.layer_norm(&name("attn_output_norm"))?)),
+            attention_norm: Some(StreamNorm::Layer(
+                self.layer_norm(&name("attn_output_norm"))?,
+            )),
             feed_forward: FeedForwardOp {
                 norm: None,
                 epsilon,
