@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(encoded(&model, "Unable thes!"), [1, 2, 3, 4, 5]);
         assert_eq!(encoded(&model, "unablex"), [0]);
         assert_eq!(encoded(&model, "thé日日!\u{7}"), [0, 6, 6, 5]);
-        assert_eq!(encoded(&model, "  \t"), []);
+        assert!(encoded(&model, "  \t").is_empty());
         let long = format!("un{}", "s".repeat(99));
         assert_eq!(encoded(&model, &long), [0], "more than 100 characters");
         assert_eq!(encoded(&model, &long[1..]), [0]);

@@ -78,6 +78,7 @@ impl Submitted {
                     assert_eq!(n_pieces, 0, "prompt log-probabilities come first");
                     continue;
                 }
+                GenerationEvent::Embedding(vector) => panic!("nobody asked for {vector:?}"),
                 GenerationEvent::Finished { reason, usage } => Ok((reason, usage)),
                 GenerationEvent::Failed(error) => Err(error),
             };
