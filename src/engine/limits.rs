@@ -115,11 +115,7 @@ impl EngineLimits {
             pinned_pages_max: beside.min(u64::from(n_pages / 2)) as u32,
             context_length,
             max_sequences: config.max_sequences,
-            // All rows of a text enter an encoder together.
-            max_rows: match spec.encoder {
-                Some(_) => config.max_rows.max(context_length),
-                None => config.max_rows,
-            },
+            max_rows: max_rows(config, spec, context_length),
             prefill_rows_beside_decode: config.prefill_rows_beside_decode,
             n_pages,
             kv_tokens: n_blocks * PAGE_TOKENS as u64,
@@ -220,6 +216,14 @@ impl EngineLimits {
                 }
             )
         })
+    }
+}
+
+/// All rows of a text enter an encoder together.
+fn max_rows(config: &EngineConfig, spec: &ModelSpec, context_length: u32) -> u32 {
+    match spec.encoder {
+        Some(_) => config.max_rows.max(context_length),
+        None => config.max_rows,
     }
 }
 
