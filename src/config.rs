@@ -8,6 +8,7 @@
 
 mod backends;
 mod executor;
+mod keys;
 mod models;
 mod pool;
 mod pooling;
@@ -18,10 +19,12 @@ pub use backends::{
     VllmServeConfig,
 };
 pub use executor::{ExecutorConfig, TargetInflight};
+pub use keys::{KeyConfig, KeyLimits};
 pub use models::{BUILTIN_MODEL, FakeConfig, LifecycleConfig, ModelConfig, ModelSource};
 pub use pool::PoolConfig;
 pub use pooling::Pooling;
 
+use keys::{FileKey, key_config};
 use models::FileModel;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
@@ -140,10 +143,13 @@ pub struct ServerConfig {
     /// An engine whose step takes longer than this is reported as dead by /health; `stall_s`.
     #[serde(rename = "stall_s", deserialize_with = "seconds")]
     pub stall: Duration,
-    /// Keys that may use the inference APIs; empty = no key is asked.
+    /// Keys that may use the inference APIs, or their hashes (`sha256:HEX`); with those of the file
+    /// and of `[keys]` empty = no key is asked.
     pub api_keys: Vec<String>,
-    /// File with one key per line, added to `api_keys`.
+    /// File with one key or hash per line, its name before it if wanted; added to `api_keys`.
     pub api_key_file: Option<PathBuf>,
+    /// Listen where others can reach it although no key is asked.
+    pub insecure_no_auth: bool,
     /// Web origins that browsers may call from; empty = CORS is off; "*" = any.
     pub cors_origins: Vec<String>,
     /// Status of refusals for load (full queue, latency objective, timeout in the queue): 503 or 429.
@@ -164,6 +170,7 @@ impl Default for ServerConfig {
             stall: Duration::from_secs(30),
             api_keys: Vec::new(),
             api_key_file: None,
+            insecure_no_auth: false,
             cors_origins: Vec::new(),
             overload_status: 503,
         }
@@ -228,6 +235,10 @@ pub struct LogConfig {
     pub format: LogFormat,
     /// `error`, `warn`, `info`, `debug`, `trace`, or a filter like `tinyloop::scheduler=debug,info`.
     pub level: String,
+    /// Show what clients send: the beginning of each request's body.
+    pub prompts: bool,
+    /// So many bytes of it.
+    pub prompt_bytes_max: usize,
 }
 
 impl Default for LogConfig {
@@ -235,6 +246,8 @@ impl Default for LogConfig {
         Self {
             format: LogFormat::Text,
             level: "info".to_owned(),
+            prompts: false,
+            prompt_bytes_max: 1000,
         }
     }
 }
@@ -243,23 +256,6 @@ impl Default for LogConfig {
 const SPARE_WORKERS: usize = 16;
 /// Most HTTP workers that are started unasked.
 const HTTP_WORKERS_MAX: usize = 1024;
-
-/// A client of the data plane: `[keys.NAME]`.
-#[derive(Clone, PartialEq)]
-pub struct KeyConfig {
-    /// In logs and lists, instead of the key.
-    pub name: String,
-    /// What it sends.
-    pub key: String,
-    /// Highest priority of its requests; a higher one is lowered to it.
-    pub max_priority: i32,
-}
-
-impl std::fmt::Debug for KeyConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "KeyConfig({}, {})", self.name, self.max_priority) // never the key itself
-    }
-}
 
 /// Everything.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -299,18 +295,6 @@ struct File {
     engine: EngineConfig,
     keys: BTreeMap<String, FileKey>,
     models: BTreeMap<String, FileModel>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileKey {
-    key: String,
-    #[serde(default = "any_priority")]
-    max_priority: i32,
-}
-
-fn any_priority() -> i32 {
-    i32::MAX
 }
 
 impl Config {
@@ -394,6 +378,28 @@ impl Config {
             .find(|alpha| !(*alpha > 0.0 && *alpha <= 1.0))
     }
 
+    /// Whether any key is asked for on the data plane.
+    #[must_use]
+    pub fn has_keys(&self) -> bool {
+        let server = &self.server;
+        !server.api_keys.is_empty() || server.api_key_file.is_some() || !self.keys.is_empty()
+    }
+
+    /// Everybody who reaches the address could use the models, and nobody said that this is wanted.
+    fn open_to_others(&self) -> Option<String> {
+        let server = &self.server;
+        let is_closed = server.host.is_loopback() || self.has_keys() || server.insecure_no_auth;
+        (!is_closed).then(|| {
+            format!(
+                "the inference APIs would listen on {}, where others can reach them, without a key: \
+                 make one with `tinyloop key new NAME` and put it into `[keys.NAME]` (or --api-key, \
+                 --api-key-file, TINYLOOP_API_KEY), or say --insecure-no-auth (`server.insecure_no_auth \
+                 = true`) if everybody may use them",
+                server.host
+            )
+        })
+    }
+
     /// Faults that no single key shows.
     pub fn check(&self) -> Result<(), ConfigError> {
         let fault = |text: String| Err(ConfigError(text));
@@ -419,8 +425,13 @@ impl Config {
                 management.host
             ));
         }
-        if let Some(empty) = self.keys.iter().find(|client| client.key.is_empty()) {
-            return fault(format!("keys.{}: `key` is empty", empty.name));
+        for key in &self.keys {
+            if let Some(what) = key.fault() {
+                return fault(format!("keys.{}: {what}", key.name));
+            }
+        }
+        if let Some(open) = self.open_to_others() {
+            return fault(open);
         }
         let mut seen = std::collections::BTreeSet::new();
         for model in &self.models {
@@ -445,14 +456,6 @@ impl Config {
             }
         }
         Ok(())
-    }
-}
-
-fn key_config((name, key): (String, FileKey)) -> KeyConfig {
-    KeyConfig {
-        name,
-        key: key.key,
-        max_priority: key.max_priority,
     }
 }
 

@@ -41,13 +41,18 @@ impl Server {
     /// Binds and starts both planes. The pool's models may be loaded, or announced and still loading.
     pub fn start(config: &Config, pool: Arc<Pool>) -> Result<Self, Error> {
         let state = Arc::new(ServerState::new(pool, config.server.stall));
+        let keys = Keys::of_data_plane(config, &Keys::default());
+        state.set_keys(keys.map_err(|error| Error::Usage(error.to_string()))?);
         let management = start_management(config, &state)?;
         let data_plane = DataPlane {
             state: Arc::clone(&state),
-            keys: data_plane_keys(config)?,
             cors: Cors::new(config.server.cors_origins.clone()),
             stream_ping: config.server.stream_ping,
             overload_status: config.server.overload_status,
+            log_body_bytes: match config.log.prompts {
+                true => config.log.prompt_bytes_max,
+                false => 0,
+            },
         };
         let wire = WireServer::start(wire_config(config), Arc::new(data_plane))
             .map_err(|error| Error::Other(error.to_string()))?;
@@ -121,20 +126,6 @@ pub fn raise_descriptor_limit() {
     if let Err(error) = raised {
         tracing::warn!(%error, "the limit on open files stays as it is");
     }
-}
-
-fn data_plane_keys(config: &Config) -> Result<Keys, Error> {
-    let mut keys = config.server.api_keys.clone();
-    if let Some(path) = &config.server.api_key_file {
-        let read = Keys::read_file(path)
-            .map_err(|error| Error::Usage(format!("{}: {error}", path.display())))?;
-        if read.is_empty() {
-            // Going on would leave the server open although keys were wanted.
-            return Err(Error::Usage(format!("{}: holds no key", path.display())));
-        }
-        keys.extend(read);
-    }
-    Ok(Keys::new(keys).with_clients(&config.keys))
 }
 
 fn wire_config(config: &Config) -> WireConfig {

@@ -47,15 +47,20 @@ pub struct ServeArgs {
     /// Do not open the management plane.
     #[arg(long, conflicts_with_all = ["management_port", "management_host"])]
     pub no_management: bool,
-    /// Key of the management plane; needed when its address is not loopback.
+    /// Key of the management plane, or its hash; needed when its address is not loopback
+    /// [environment: TINYLOOP_ADMIN_KEY].
     #[arg(long, value_name = "KEY")]
     pub admin_key: Option<String>,
-    /// Key that clients must send; may be given several times.
+    /// Key that clients must send, or its hash (`tinyloop key new`); may be given several times
+    /// [environment: TINYLOOP_API_KEY, with commas between several].
     #[arg(long = "api-key", value_name = "KEY")]
     pub api_keys: Vec<String>,
-    /// File with one API key per line.
+    /// File with one API key, or its hash, per line.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// Listen where others can reach it although no key is asked.
+    #[arg(long)]
+    pub insecure_no_auth: bool,
     /// Web origin that browsers may call from, or "*"; may be given several times.
     #[arg(long = "cors-origin", value_name = "ORIGIN")]
     pub cors_origins: Vec<String>,
@@ -129,6 +134,9 @@ pub struct ServeArgs {
     /// Shape of the log lines on stderr [default: text].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
+    /// Show the beginning of each request's body in the log.
+    #[arg(long)]
+    pub log_prompts: bool,
     /// error, warn, info, debug, trace, or a filter per module [default: info].
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -179,6 +187,11 @@ impl ServeArgs {
             seconds("--drain-timeout", self.drain_timeout)?,
         );
         server.api_keys.extend(self.api_keys.iter().cloned());
+        let from_environment = std::env::var("TINYLOOP_API_KEY").unwrap_or_default();
+        let keys = from_environment.split(',').map(str::trim);
+        let keys = keys.filter(|key| !key.is_empty()).map(str::to_owned);
+        server.api_keys.extend(keys);
+        server.insecure_no_auth |= self.insecure_no_auth;
         server
             .cors_origins
             .extend(self.cors_origins.iter().cloned());
@@ -191,9 +204,13 @@ impl ServeArgs {
         put(&mut management.port, self.management_port);
         if self.admin_key.is_some() {
             management.admin_key.clone_from(&self.admin_key);
+        } else if management.admin_key.is_none() {
+            let from_environment = std::env::var("TINYLOOP_ADMIN_KEY").ok();
+            management.admin_key = from_environment.filter(|key| !key.is_empty());
         }
         put(&mut config.log.format, self.log_format);
         put(&mut config.log.level, self.log_level.clone());
+        config.log.prompts |= self.log_prompts;
         Ok(())
     }
 
@@ -256,11 +273,9 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     add_all(&pool, &config.models)?;
     pool.announce_enabled();
     let server = Server::start(&config, Arc::clone(&pool))?;
-    let own_args = args.clone();
-    let read_again = move || match own_args.config() {
-        Ok(config) => Ok(config.models),
-        Err(error) => Err(error.to_string()),
-    };
+    let mut own_args = args.clone();
+    own_args.host = Some(config.server.host); // where it listens, whatever the file says by then
+    let read_again = move || own_args.config().map_err(|error| error.to_string());
     server.state().set_config_source(Box::new(read_again));
     tracing::info!(address = %server.address(), "listening; the models are loading");
     match load_until_signal(Arc::clone(&pool), &signals) {
@@ -325,9 +340,7 @@ fn announce(server: &Server, config: &Config, pool: &Pool) -> Result<(), Error> 
         .collect();
     let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
     text.push_str(&format!("models: {}\n\n", shown.join(", ")));
-    let server = &config.server;
-    let has_keys = !server.api_keys.is_empty() || !config.keys.is_empty();
-    let key = match has_keys || server.api_key_file.is_some() {
+    let key = match config.has_keys() {
         false => "",
         true => " -H 'authorization: Bearer YOUR_KEY'",
     };

@@ -87,12 +87,79 @@ fn clients_have_names_and_limits() {
     let config = parse("[keys.a]\nkey = \"x\"\nmax_priority = 3\n[keys.b]\nkey = \"\"\n");
     let config = config.expect("parses");
     assert_eq!(
-        (config.keys[0].name.as_str(), config.keys[0].max_priority),
+        (
+            config.keys[0].name.as_str(),
+            config.keys[0].limits.max_priority
+        ),
         ("a", 3)
     );
-    assert_eq!(config.keys[1].max_priority, i32::MAX);
+    assert_eq!(config.keys[1].limits, KeyLimits::default());
     assert!(config.check().unwrap_err().0.contains("keys.b"));
-    assert!(!format!("{:?}", config.keys[0]).contains('x'));
+    let secret = KeyConfig::new("a", "zzz");
+    assert!(!format!("{secret:?}").contains("zzz"));
+    let all = parse(
+        "[keys.a]\nkey_env = \"A\"\nmodels = [\"small-*\"]\nweight = 3\nmax_inflight = 4\n\
+         max_queued = 5\nrequests_per_minute = 6\ntokens_per_minute = 7\n",
+    );
+    let all = all.expect("parses").keys.remove(0);
+    assert_eq!(
+        (all.fault(), all.models.as_slice()),
+        (None, &["small-*".to_owned()][..])
+    );
+    let expected = KeyLimits {
+        weight: 3,
+        max_inflight: Some(4),
+        max_queued: Some(5),
+        requests_per_minute: Some(6),
+        tokens_per_minute: Some(7),
+        ..KeyLimits::default()
+    };
+    assert_eq!(all.limits, expected);
+}
+
+#[test]
+fn faulty_limits_of_keys_are_named() {
+    for (lines, fault) in [
+        ("key = \"x\"\nkey_env = \"X\"", "not both"),
+        ("max_priority = 1", "`key` is empty"),
+        ("key = \"x\"\nweight = 0", "weight is 0"),
+        ("key = \"x\"\nweight = 1001", "1 to 1000"),
+        ("key = \"x\"\nmax_inflight = 0", "max_inflight is 0"),
+        (
+            "key = \"x\"\ntokens_per_minute = 0",
+            "tokens_per_minute is 0",
+        ),
+    ] {
+        let config = parse(&format!("[keys.a]\n{lines}\n")).expect("parses");
+        let error = config.check().unwrap_err().0;
+        assert!(error.contains("keys.a") && error.contains(fault), "{error}");
+    }
+    let error = parse("[keys.a]\nkey = \"x\"\nmax_inflght = 1\n")
+        .unwrap_err()
+        .0;
+    assert!(error.contains("did you mean `max_inflight`"), "{error}");
+}
+
+#[test]
+fn an_address_that_others_reach_wants_a_key_or_a_word() {
+    let open = "[server]\nhost = \"0.0.0.0\"\n";
+    let error = parse(open).expect("parses").check().unwrap_err().0;
+    assert!(
+        error.contains("[keys.NAME]") && error.contains("--insecure-no-auth"),
+        "{error}"
+    );
+    for closed in [
+        "[server]\nhost = \"127.0.0.2\"\n".to_owned(),
+        format!("{open}api_keys = [\"k\"]\n"),
+        format!("{open}api_key_file = \"k\"\n"),
+        format!("{open}insecure_no_auth = true\n"),
+        format!("{open}[keys.a]\nkey = \"k\"\n"),
+    ] {
+        parse(&closed)
+            .expect("parses")
+            .check()
+            .expect("it is meant so");
+    }
 }
 
 #[test]

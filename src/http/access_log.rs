@@ -1,9 +1,13 @@
 //! One log line per request, written when it ends, however it ends.
 //!
 //! Owned by the worker that answers; the line leaves when the record is dropped, so that no path
-//! can forget it. Probes and scrapes are logged at debug level only. Text of prompts and answers
-//! never appears in the log.
+//! can forget it. What became of the jobs of a request (state, replica, times, tokens) is asked of the
+//! scheduler at that moment. Probes and scrapes are logged at debug level only. Text of prompts and
+//! answers never appears in the log, unless the operator asks for the beginning of each body.
 
+use super::quota::Reservation;
+use crate::scheduler::{CancelHandle, Progress};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What is known about a request so far.
@@ -13,6 +17,8 @@ pub struct AccessRecord {
     pub id: String,
     /// Bounded set of names, see `router::Route::label`.
     pub route: &'static str,
+    /// Name of the client's key.
+    pub key: Option<Arc<str>>,
     /// Model id that answers; empty when none does.
     pub model: String,
     /// HTTP status that was sent, or 499.
@@ -21,16 +27,31 @@ pub struct AccessRecord {
     pub stream: bool,
     /// Tokens of the prompts.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Tokens generated, where no job is followed.
     pub completion_tokens: u64,
-    /// From submit to dispatch of the first job.
+    /// From submit to dispatch of the first job, where none is followed.
     pub queue: Option<Duration>,
     /// From arrival at the worker to the first token.
     pub ttft: Option<Duration>,
     /// `ok`, or the code of the error.
     pub outcome: &'static str,
+    /// What it says of the request's body, if the operator wants that.
+    pub body: Option<String>,
+    /// Tokens taken from the client's limit for it.
+    pub reservation: Option<Reservation>,
+    jobs: Vec<CancelHandle>,
     started: Instant,
     quiet: bool,
+}
+
+/// All jobs of a request together.
+struct Jobs {
+    state: &'static str,
+    replica: Option<u32>,
+    queue: Option<Duration>,
+    completion_tokens: u64,
+    cached_tokens: Option<u64>,
+    loops: Option<f64>,
 }
 
 impl AccessRecord {
@@ -40,6 +61,7 @@ impl AccessRecord {
         Self {
             id,
             route,
+            key: None,
             model: String::new(),
             status: 0,
             stream: false,
@@ -48,6 +70,9 @@ impl AccessRecord {
             queue: None,
             ttft: None,
             outcome: "ok",
+            body: None,
+            reservation: None,
+            jobs: Vec::new(),
             started: Instant::now(),
             quiet,
         }
@@ -65,6 +90,58 @@ impl AccessRecord {
             self.ttft = Some(self.started.elapsed());
         }
     }
+
+    /// The jobs whose fate the line tells; at least one.
+    pub fn follow(&mut self, jobs: Vec<CancelHandle>) {
+        self.jobs = jobs;
+    }
+
+    /// The answer is complete: what was reserved for it and not used is the client's again. What failed
+    /// before it gave a token costs nothing.
+    pub fn settle(&mut self) {
+        let Some(reservation) = self.reservation.take() else {
+            return;
+        };
+        let n_generated = self.followed().completion_tokens;
+        let used = match n_generated == 0 && self.status >= 400 {
+            true => 0,
+            false => self.prompt_tokens + n_generated,
+        };
+        reservation.settle(used, Instant::now());
+    }
+
+    fn followed(&self) -> Jobs {
+        let all: Vec<Progress> = self.jobs.iter().map(CancelHandle::progress).collect();
+        let Some(first) = all.first() else {
+            return Jobs {
+                state: match self.status {
+                    0..400 => "answered",
+                    _ => "refused",
+                },
+                replica: None,
+                queue: self.queue,
+                completion_tokens: self.completion_tokens,
+                cached_tokens: None,
+                loops: None,
+            };
+        };
+        let generated = all.iter().map(|job| u64::from(job.completion_tokens));
+        let cached = all
+            .iter()
+            .filter_map(|job| job.cached_tokens.map(u64::from));
+        Jobs {
+            // Dropping the answer's jobs cancels them; the driver may not have seen it yet.
+            state: match first.state.is_final() {
+                true => first.state.name(),
+                false => "cancelled",
+            },
+            replica: first.replica,
+            queue: first.state.stamps().queue_wait(),
+            completion_tokens: generated.sum(),
+            cached_tokens: cached.reduce(|sum, one| sum + one),
+            loops: first.mean_loops,
+        }
+    }
 }
 
 fn milliseconds(duration: Option<Duration>) -> Option<f64> {
@@ -73,6 +150,8 @@ fn milliseconds(duration: Option<Duration>) -> Option<f64> {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
+        self.settle();
+        let jobs = self.followed();
         let total_ms = milliseconds(Some(self.started.elapsed()));
         macro_rules! line {
             ($level:ident) => {
@@ -80,15 +159,21 @@ impl Drop for AccessRecord {
                     target: "tinyloop::access",
                     id = %self.id,
                     route = self.route,
+                    key = self.key.as_deref(),
                     model = %self.model,
+                    replica = jobs.replica,
+                    state = jobs.state,
                     status = self.status,
                     stream = self.stream,
                     prompt_tokens = self.prompt_tokens,
-                    completion_tokens = self.completion_tokens,
-                    queue_ms = milliseconds(self.queue),
+                    completion_tokens = jobs.completion_tokens,
+                    cached_tokens = jobs.cached_tokens,
+                    loops = jobs.loops,
+                    queue_ms = milliseconds(jobs.queue),
                     ttft_ms = milliseconds(self.ttft),
                     total_ms,
-                    outcome = self.outcome,
+                    reason = self.outcome,
+                    body = self.body.as_deref(),
                     "request"
                 )
             };

@@ -4,8 +4,8 @@
 //! route, key, then the route's own work. Whatever the wire layer refuses by itself gets the same
 //! error shape here. A panic below costs one request: the wire layer answers 500.
 
+use super::access::Access;
 use super::access_log::AccessRecord;
-use super::auth::{Client, Keys};
 use super::cors::Cors;
 use super::error_style::ErrorStyle;
 use super::errors::{ApiError, ErrorCode};
@@ -19,21 +19,21 @@ use super::wire::{Handler, Refusal, Request, Responder};
 use super::{ops, requests};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Everything a worker needs.
 #[derive(Debug)]
 pub struct DataPlane {
     /// The models and what is known about the server.
     pub state: Arc<ServerState>,
-    /// Who may use the inference routes.
-    pub keys: Keys,
     /// Which web pages may.
     pub cors: Cors,
     /// How often a silent stream shows a sign of life.
     pub stream_ping: Duration,
     /// Status of refusals for load, 503 or 429.
     pub overload_status: u16,
+    /// Most bytes of a request's body that its line in the log shows; 0 = none of it.
+    pub log_body_bytes: usize,
 }
 
 impl Handler for DataPlane {
@@ -98,16 +98,13 @@ impl DataPlane {
         }
     }
 
-    fn answer(&self, route: &Route, request: &Request, exchange: Exchange) {
-        let client = match self.client(route, request) {
-            Ok(client) => client,
+    fn answer(&self, route: &Route, request: &Request, mut exchange: Exchange) {
+        let access = match self.access(route, request, &mut exchange) {
+            Ok(access) => access,
             Err(error) => return exchange.error(&error),
         };
         let state = &self.state;
-        let max_priority = client
-            .as_ref()
-            .map_or(i32::MAX, |client| client.max_priority);
-        let client = client.map(|client| client.name);
+        let client = access.name().cloned();
         let hangup = exchange.hangup();
         let call = || Call {
             state,
@@ -116,15 +113,15 @@ impl DataPlane {
             ping: self.stream_ping,
             request,
             client: client.clone(),
-            max_priority,
+            access: access.clone(),
         };
         match route {
             Route::Root => exchange.json(&ops::root(state)),
             Route::Health => exchange.ops(&ops::health(state)),
             Route::Ready => exchange.ops(&ops::ready(state)),
             Route::Metrics => exchange.ops(&ops::metrics(state)),
-            Route::Models => exchange.json(&models::list(state, request.query())),
-            Route::Model(id) => match models::one(state, id) {
+            Route::Models => exchange.json(&models::list(state, &access, request.query())),
+            Route::Model(id) => match models::one(state, &access, id) {
                 Ok(body) => exchange.json(&body),
                 Err(error) => exchange.error(&error),
             },
@@ -146,14 +143,39 @@ impl DataPlane {
         }
     }
 
-    /// Who asks; None when no keys are asked for.
-    fn client(&self, route: &Route, request: &Request) -> Result<Option<Client>, ApiError> {
+    /// Who asks, and whether its requests per minute allow one more.
+    fn access(
+        &self,
+        route: &Route,
+        request: &Request,
+        exchange: &mut Exchange,
+    ) -> Result<Access, ApiError> {
         if route.is_open() {
-            return Ok(None);
+            return Ok(Access::default());
         }
         let (bearer, key) = (request.header("authorization"), request.header("x-api-key"));
-        self.keys.check(bearer, key)
+        let access = self.state.keys().check(bearer, key)?;
+        exchange.record.key = access.name().cloned();
+        exchange.limit(access.quota());
+        let is_work = request.method() == "POST" && !matches!(route, Route::Cancel(_));
+        if is_work && let Some(quota) = access.quota() {
+            quota.count_request(Instant::now())?;
+        }
+        if is_work && self.log_body_bytes > 0 {
+            exchange.record.body = shown(request.body(), self.log_body_bytes);
+        }
+        Ok(access)
     }
+}
+
+/// The beginning of a body, and whether there is more.
+fn shown(body: &[u8], bytes_max: usize) -> Option<String> {
+    let cut = body.get(..bytes_max);
+    let text = String::from_utf8_lossy(cut.unwrap_or(body));
+    Some(match cut {
+        Some(_) if body.len() > bytes_max => format!("{text}.. ({} bytes)", body.len()),
+        _ => text.into_owned(),
+    })
 }
 
 /// Loading and unloading is not for whoever may ask models.

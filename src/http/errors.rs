@@ -52,6 +52,8 @@ pub enum ErrorCode {
     HttpVersionNotSupported,
     UpstreamError,
     UpstreamTimeout,
+    RateLimitExceeded,
+    KeyQueueFull,
     QueueFull,
     SloUnattainable,
     QueueTimeout,
@@ -105,6 +107,9 @@ impl ErrorCode {
             Self::PrefixNotFound => (404, INVALID, "prefix_not_found"),
             // Not a 503: waiting does not help, removing does.
             Self::PrefixPoolFull => (400, INVALID, "prefix_pool_full"),
+            // This caller sends too much, whatever the others do.
+            Self::RateLimitExceeded => (429, "rate_limit_error", "rate_limit_exceeded"),
+            Self::KeyQueueFull => (429, "rate_limit_error", "slow_down"),
             Self::InternalError => (500, "server_error", "internal_error"),
             Self::NotImplemented => (501, INVALID, "not_implemented"),
             Self::HttpVersionNotSupported => (505, INVALID, "http_version_not_supported"),
@@ -155,7 +160,9 @@ impl ErrorCode {
     /// The word of `x-tinyloop-rejected`: the request was sound (or too large) and was not run.
     fn rejection(self) -> Option<&'static str> {
         match self {
-            Self::QueueFull
+            Self::RateLimitExceeded
+            | Self::KeyQueueFull
+            | Self::QueueFull
             | Self::SloUnattainable
             | Self::QueueTimeout
             | Self::ServerOverloaded
@@ -441,6 +448,7 @@ impl From<SubmitError> for ApiError {
             | SubmitError::TooLong { .. }
             | SubmitError::KvTooSmall { .. } => ErrorCode::ContextLengthExceeded,
             SubmitError::QueueFull { .. } => ErrorCode::QueueFull,
+            SubmitError::KeyQueueFull { .. } => ErrorCode::KeyQueueFull,
             SubmitError::AdmissionRejected { .. } => ErrorCode::SloUnattainable,
         };
         Self {

@@ -9,12 +9,15 @@ use super::error_style::ErrorStyle;
 use super::errors::{ApiError, ErrorCode};
 use super::generation::events::Events;
 use super::ops::OpsAnswer;
+use super::quota::Quota;
 use super::sse;
 use super::state::ServerState;
 use super::wire::{EventWriter, Hangup, Responder};
+use crate::request::GenerationRequest;
 use serde::Serialize;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 const JSON: &str = "application/json";
 /// Most answers and events fit into this, so that their buffer is allocated once.
@@ -29,6 +32,8 @@ pub struct Exchange {
     pub record: AccessRecord,
     headers: Vec<(&'static str, String)>,
     manner: Manner,
+    /// Of the client's key; its numbers stand on every answer.
+    quota: Option<Arc<Quota>>,
 }
 
 /// How this server words its refusals.
@@ -87,7 +92,32 @@ impl Exchange {
             record,
             headers,
             manner,
+            quota: None,
         }
+    }
+
+    /// The limits per minute of whoever asks.
+    pub fn limit(&mut self, quota: Option<&Arc<Quota>>) {
+        self.quota = quota.cloned();
+    }
+
+    /// Takes from the client's tokens per minute what these jobs may use; what they did not is given back
+    /// when the answer has ended.
+    ///
+    /// # Errors
+    /// 429: there are not so many now.
+    pub fn reserve(
+        &mut self,
+        prompt_tokens: u64,
+        jobs: &[GenerationRequest],
+    ) -> Result<(), ApiError> {
+        let Some(quota) = &self.quota else {
+            return Ok(());
+        };
+        let answers = jobs.iter().map(|job| u64::from(job.max_tokens)).sum();
+        let reservation = quota.reserve(prompt_tokens, answers, Instant::now())?;
+        self.record.reservation = reservation;
+        Ok(())
     }
 
     /// One more header of the answer.
@@ -149,10 +179,14 @@ impl Exchange {
         let Self {
             responder,
             mut record,
-            headers: own,
+            headers: mut own,
+            quota,
             ..
         } = self;
         record.status = status;
+        // Before the numbers are read: what this answer did not use is there again.
+        record.settle();
+        own.extend(quota.map_or(Vec::new(), |quota| quota.headers(Instant::now())));
         let mut all = headers.to_vec();
         all.extend(own.iter().map(|(name, value)| (*name, value.as_str())));
         if responder.send(status, &all, body).is_err() {
@@ -162,6 +196,9 @@ impl Exchange {
 
     /// Begins an event stream with status 200; None when the client has left.
     pub fn stream(mut self) -> Option<Stream> {
+        if let Some(quota) = &self.quota {
+            self.headers.extend(quota.headers(Instant::now()));
+        }
         let mut all = sse::HEADERS.to_vec();
         all.extend(
             self.headers

@@ -81,7 +81,8 @@ impl Management {
         std::thread::Builder::new()
             .name("management-late".into())
             .spawn(move || refused.iter().for_each(body::Refused::finish))?;
-        let keys = Keys::new(config.admin_key.clone());
+        let keys = Keys::one("admin", config.admin_key.as_deref())
+            .map_err(|error| io::Error::other(error.to_string()))?;
         let plane = Arc::new(Plane {
             guard: Guard::new(keys.are_asked(), &config.allowed_hosts),
             keys,

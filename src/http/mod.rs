@@ -4,11 +4,12 @@
 //! and its answer), `errors` (the one table from error to status) and `error_style` (in which dialect it is worded), `generation/` (what all routes that generate have in common), `openai/` (chat,
 //! completions, models), `native/` (generate and score, tokenize, prefixes), `isolation` (who reuses whose
 //! prompts), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel),
-//! `auth`, `cors`, `access_log`, `management` and what it alone answers, `admin/`, `state` (what both planes know), `wire/` (connections).
+//! `auth` (keys), `access` (what their clients may do), `quota` (requests and tokens per minute), `cors`, `access_log`, `management` and what it alone answers, `admin/`, `state` (what both planes know), `wire/` (connections).
 //!
 //! Everything here runs on HTTP workers (`wire` has its poll thread, `management` its own few
 //! threads). HTTP sees `pool` handles, never an engine. What is not here: scheduling, models.
 
+pub mod access;
 pub mod access_log;
 pub mod admin;
 pub mod auth;
@@ -24,6 +25,7 @@ pub mod management;
 pub mod native;
 pub mod openai;
 pub mod ops;
+pub mod quota;
 pub mod requests;
 pub mod router;
 pub mod sse;

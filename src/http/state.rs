@@ -3,11 +3,14 @@
 //! Shared by all workers; its changing state is the drain flag and the list of live requests. What is not here: executors
 //! and engines themselves, which are reached through the `pool`'s handles.
 
+use super::access::Access;
+use super::auth::Keys;
 use super::errors::{ApiError, ErrorCode};
 use super::live::LiveRequests;
 use super::wire::{REJECT_STATUSES, WireConfig, WireServer, WireStats};
-use crate::config::ModelConfig;
-use crate::pool::{LoadedModel, Patience, Pool, Unavailable};
+use crate::config::Config;
+use crate::pool::{LoadedModel, Patience, Pool, PoolEntry, Unavailable};
+use parking_lot::RwLock;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
@@ -50,13 +53,15 @@ pub struct ServerState {
     stall: Duration,
     drain: Arc<Drain>,
     live: LiveRequests,
+    /// Replaced whole when the configuration is read again.
+    keys: RwLock<Arc<Keys>>,
     /// Weak, because the wire's handler holds this state.
     wire: OnceLock<Weak<WireServer>>,
     config_source: OnceLock<ConfigSource>,
 }
 
-/// Reads the configured models again; Err says what is wrong with the configuration.
-pub type ConfigSource = Box<dyn Fn() -> Result<Vec<ModelConfig>, String> + Send + Sync>;
+/// Reads the configuration again; Err says what is wrong with it.
+pub type ConfigSource = Box<dyn Fn() -> Result<Config, String> + Send + Sync>;
 
 impl std::fmt::Debug for ServerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -73,19 +78,31 @@ impl ServerState {
             stall,
             drain: Arc::default(),
             live: LiveRequests::default(),
+            keys: RwLock::default(),
             wire: OnceLock::new(),
             config_source: OnceLock::new(),
         }
     }
 
-    /// How to read the configured models again; the first call counts.
+    /// Who may use the data plane.
+    #[must_use]
+    pub fn keys(&self) -> Arc<Keys> {
+        Arc::clone(&self.keys.read())
+    }
+
+    /// Those keys from now on; requests that were let in go on.
+    pub fn set_keys(&self, keys: Keys) {
+        *self.keys.write() = Arc::new(keys);
+    }
+
+    /// How to read the configuration again; the first call counts.
     pub fn set_config_source(&self, source: ConfigSource) {
         self.config_source.get_or_init(|| source);
     }
 
-    /// The configured models as they are written now; None where nobody said how to read them.
+    /// The configuration as it is written now; None where nobody said how to read it.
     #[must_use]
-    pub fn read_config(&self) -> Option<Result<Vec<ModelConfig>, String>> {
+    pub fn read_config(&self) -> Option<Result<Config, String>> {
         self.config_source.get().map(|read| read())
     }
 
@@ -164,21 +181,48 @@ impl ServerState {
         self.pool.with_work()
     }
 
+    /// The loaded models that a client may use.
+    #[must_use]
+    pub fn models_for(&self, access: &Access) -> Vec<Arc<LoadedModel>> {
+        let mut models = self.models();
+        models.retain(|model| access.allows(&model.name, &model.aliases));
+        models
+    }
+
+    /// The configured models that a client may use.
+    #[must_use]
+    pub fn entries_for(&self, access: &Access) -> Vec<PoolEntry> {
+        let mut entries = self.pool.entries();
+        entries.retain(|entry| access.allows(&entry.name, &entry.aliases));
+        entries
+    }
+
+    /// Refuses a model that a client may not use in the words for one that does not exist, so that nobody
+    /// learns which there are.
+    pub fn check_access(&self, id: &str, access: &Access) -> Result<(), ApiError> {
+        match self.pool.find(id) {
+            Some(entry) if !access.allows(&entry.name, &entry.aliases) => Err(unknown_model(id)),
+            _ => Ok(()),
+        }
+    }
+
     /// The model that a request means; waits for one that is loaded on demand. Clients of one-model
     /// servers leave the name out.
     pub fn resolve(
         &self,
         name: Option<&str>,
+        access: &Access,
         patience: &Patience<'_>,
     ) -> Result<Arc<LoadedModel>, ApiError> {
         if let Some(name) = name.filter(|name| !name.is_empty()) {
+            self.check_access(name, access)?;
             let found = self.pool.acquire(name, patience);
             return found.map_err(|why| match why {
                 Unavailable::Unknown(_) => unknown_model(name),
                 why => why.into(),
             });
         }
-        match self.pool.entries().as_slice() {
+        match self.entries_for(access).as_slice() {
             [only] => Ok(self.pool.acquire(&only.name, patience)?),
             _ => Err(ApiError::param(
                 ErrorCode::MissingRequiredParameter,
@@ -193,6 +237,7 @@ impl ServerState {
     pub fn resolve_with_loops(
         &self,
         name: Option<&str>,
+        access: &Access,
         patience: &Patience<'_>,
     ) -> Result<(Arc<LoadedModel>, Option<u32>), ApiError> {
         let split = name.and_then(|name| name.rsplit_once('@'));
@@ -202,9 +247,9 @@ impl ServerState {
             && !name.is_some_and(is_known)
             && is_known(base)
         {
-            return Ok((self.resolve(Some(base), patience)?, Some(loops)));
+            return Ok((self.resolve(Some(base), access, patience)?, Some(loops)));
         }
-        Ok((self.resolve(name, patience)?, None))
+        Ok((self.resolve(name, access, patience)?, None))
     }
 
     /// Prometheus text of all executors and of the connection layer.
@@ -222,7 +267,9 @@ impl ServerState {
 #[must_use]
 pub fn unknown_model(id: &str) -> ApiError {
     let shown: String = id.chars().take(100).collect();
-    let message = format!("the model '{shown}' does not exist; GET /v1/models lists them");
+    let message = format!(
+        "the model '{shown}' does not exist, or your key may not use it; GET /v1/models lists the models"
+    );
     ApiError::param(ErrorCode::ModelNotFound, "model", message)
 }
 

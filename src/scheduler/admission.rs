@@ -8,7 +8,7 @@
 //! 2. can never fit: context, KV memory;
 //! 3. no replica lives, for longer than a request may wait for one;
 //! 4. an objective below the time of an idle server;
-//! 5. queue full: by requests or by their prompt tokens;
+//! 5. queue full: by requests or by their prompt tokens, or by requests of the same client;
 //! 6. latency objectives: as asked, else with fewer loops, else refused.
 //!
 //! # The prediction
@@ -87,6 +87,12 @@ pub struct Supply {
     pub queued_prompt_tokens: u64,
     /// Most prompt tokens that may wait; None = no such limit.
     pub max_queued_prompt_tokens: Option<u64>,
+    /// Requests of the same client that wait, those of the same submit included.
+    pub client_queued: usize,
+    /// Most of them that may wait; None = as many as of all clients.
+    pub client_max_queued: Option<usize>,
+    /// The client's part of the slots' time while the others want them too, 0..=1.
+    pub client_part: f64,
     /// Requests in replicas.
     pub in_flight: u32,
     /// Requests all replicas should hold together.
@@ -139,7 +145,14 @@ pub struct Loops {
 /// The decision, in the order of the module doc.
 #[must_use]
 pub fn decide(demand: Demand, supply: Supply) -> Admission {
-    let checks = [closed, never_fits, no_replica, below_idle, queue_full];
+    let checks = [
+        closed,
+        never_fits,
+        no_replica,
+        below_idle,
+        queue_full,
+        client_queue_full,
+    ];
     if let Some(refusal) = checks.iter().find_map(|check| check(demand, supply)) {
         return Admission::Refuse(refusal);
     }
@@ -243,15 +256,14 @@ fn below_idle(demand: Demand, supply: Supply) -> Option<SubmitError> {
 /// a request is taken only while a slot is free, or while somebody would give way to it, and a
 /// prompt above the limit on tokens waits nowhere, but runs.
 fn queue_full(demand: Demand, supply: Supply) -> Option<SubmitError> {
-    let waiting_for_slot = (supply.queue_depth as u64).saturating_add(u64::from(supply.in_flight));
-    let slot_is_free = waiting_for_slot < u64::from(supply.capacity) || supply.may_preempt;
     let tokens = supply
         .queued_prompt_tokens
         .saturating_add(u64::from(demand.prompt_tokens));
     let too_many_tokens = supply
         .max_queued_prompt_tokens
         .is_some_and(|most| tokens > most);
-    let full = (supply.queue_depth >= supply.max_queue_depth || too_many_tokens) && !slot_is_free;
+    let full =
+        (supply.queue_depth >= supply.max_queue_depth || too_many_tokens) && !is_slot_free(supply);
     full.then(|| SubmitError::QueueFull {
         queue_depth: supply.queue_depth.saturating_sub(supply.group_ahead),
         max_queue_depth: supply.max_queue_depth,
@@ -259,6 +271,24 @@ fn queue_full(demand: Demand, supply: Supply) -> Option<SubmitError> {
         max_queued_prompt_tokens: supply.max_queued_prompt_tokens,
         retry_after_s: retry_after_s(supply.queue_depth, supply.measured.drain_rate_per_s),
     })
+}
+
+/// One client's own limit, lifted by a free slot as well.
+fn client_queue_full(_demand: Demand, supply: Supply) -> Option<SubmitError> {
+    let max_queued = supply.client_max_queued?;
+    let queued = supply.client_queued;
+    let full = queued >= max_queued && !is_slot_free(supply);
+    let rate = supply.measured.drain_rate_per_s;
+    full.then(|| SubmitError::KeyQueueFull {
+        queued: queued.saturating_sub(supply.group_ahead),
+        max_queued,
+        retry_after_s: retry_after_s(queued, rate.map(|rate| rate * supply.client_part)),
+    })
+}
+
+fn is_slot_free(supply: Supply) -> bool {
+    let waiting_for_slot = (supply.queue_depth as u64).saturating_add(u64::from(supply.in_flight));
+    waiting_for_slot < u64::from(supply.capacity) || supply.may_preempt
 }
 
 /// Largest group that the queue's limits let through when nobody else is there: a slot each, or as

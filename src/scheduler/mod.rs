@@ -57,9 +57,11 @@ pub use lifecycle::{Lifecycle, Stamp, Stamps};
 pub use metrics::Metrics;
 pub use prefix_pool::{NewPrefix, PrefixInfo, PrefixPoolStats};
 pub use prefixes::{PrefixError, PrefixRegistration};
+pub use queue::Share;
 pub use record::SubmitOptions;
 pub use refusal::{Objective, SubmitError};
 pub use snapshot::{ReplicaSnapshot, RequestInfo, Snapshot};
 pub use ticket::{
-    CancelHandle, GenerationChunk, GenerationResult, Outcome, StreamEvent, Ticket, TokenStream,
+    CancelHandle, GenerationChunk, GenerationResult, Outcome, Progress, StreamEvent, Ticket,
+    TokenStream,
 };

@@ -8,7 +8,7 @@ use super::admission::Loops;
 use super::health::Setback;
 use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps, Transition};
 use super::mailbox::Sender;
-use super::queue::QueueKey;
+use super::queue::{QueueKey, Share};
 use super::ticket::Outcome;
 use crate::request::{FinishReason, GenerationEvent, GenerationRequest, RequestError, Usage};
 use parking_lot::Mutex;
@@ -30,8 +30,10 @@ pub struct SubmitOptions {
     pub slo_ttft_ms: Option<u64>,
     /// Longest wait in the queue; None = the executor's default.
     pub queue_timeout: Option<Duration>,
-    /// Who asks, for lists and logs.
+    /// Who asks: for lists and logs, and to share the slots fairly among those who do.
     pub client: Option<Arc<str>>,
+    /// That client's part.
+    pub share: Share,
     /// Whether the answer is streamed; set by `submit` and `submit_stream`.
     pub streaming: bool,
     /// Leave control tokens out of the text.
@@ -46,6 +48,7 @@ impl Default for SubmitOptions {
             slo_ttft_ms: None,
             queue_timeout: None,
             client: None,
+            share: Share::default(),
             streaming: false,
             skip_special_tokens: true,
         }
@@ -91,7 +94,13 @@ pub(crate) struct Record {
     /// queue's lock only, so relaxed.
     n_lost: AtomicU32,
     n_overloaded: AtomicU32,
+    /// Replica of its latest run; `NOWHERE` before. For lists and logs, so relaxed.
+    replica: AtomicU32,
+    /// Final counts of a request that is done; guards nothing else.
+    usage: Mutex<Option<Usage>>,
 }
+
+const NOWHERE: u32 = u32::MAX;
 
 impl std::fmt::Debug for Record {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -119,6 +128,8 @@ impl Record {
             n_tokens: AtomicU32::new(0),
             n_lost: AtomicU32::new(0),
             n_overloaded: AtomicU32::new(0),
+            replica: AtomicU32::new(NOWHERE),
+            usage: Mutex::new(None),
         }
     }
 
@@ -195,6 +206,9 @@ impl Record {
         };
         let mut state = self.lifecycle.lock();
         *state = state.advance(transition, now)?;
+        if let Ending::Done { usage, .. } = ending {
+            *self.usage.lock() = Some(*usage);
+        }
         let end = match ending {
             Ending::Done { reason, usage } => Ok(Outcome {
                 finish_reason: *reason,
@@ -232,6 +246,23 @@ impl Record {
 
     pub(crate) fn state(&self) -> Lifecycle {
         *self.lifecycle.lock()
+    }
+
+    /// A replica has it.
+    pub(crate) fn placed(&self, replica: usize) {
+        let replica = u32::try_from(replica).unwrap_or(NOWHERE);
+        self.replica.store(replica, Ordering::Relaxed);
+    }
+
+    /// Where its latest run was or is.
+    pub(crate) fn replica(&self) -> Option<u32> {
+        let replica = self.replica.load(Ordering::Relaxed);
+        (replica != NOWHERE).then_some(replica)
+    }
+
+    /// Final counts; None until it is done.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        *self.usage.lock()
     }
 
     pub(crate) fn n_tokens(&self) -> u32 {

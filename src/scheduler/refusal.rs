@@ -126,6 +126,16 @@ pub enum SubmitError {
         /// When a retry makes sense, from the measured drain rate: 1..=30.
         retry_after_s: u32,
     },
+    /// As many requests of this client wait as may.
+    #[error("{queued} requests of this key wait already; at most {max_queued} may")]
+    KeyQueueFull {
+        /// Requests of the client that wait.
+        queued: usize,
+        /// Most requests of it that may wait.
+        max_queued: usize,
+        /// When a retry makes sense, from the measured drain rate and the client's part of it: 1..=30.
+        retry_after_s: u32,
+    },
     /// It would miss its latency objective.
     #[error(
         "the predicted {} exceeds the latency objective {} of {slo_ms} ms",
@@ -172,6 +182,7 @@ impl SubmitError {
             Self::KvTooSmall { .. } => "kv_too_small",
             Self::SloBelowIdle { .. } => "slo_below_idle",
             Self::QueueFull { .. } => "queue_full",
+            Self::KeyQueueFull { .. } => "key_queue_full",
             Self::AdmissionRejected { reason, .. } => reason,
         }
     }
@@ -187,6 +198,7 @@ impl SubmitError {
             | Self::Failed
             | Self::NoReplica { .. }
             | Self::QueueFull { .. }
+            | Self::KeyQueueFull { .. }
             | Self::AdmissionRejected { .. } => true,
             Self::EmptyPrompt
             | Self::PromptTooLong { .. }
@@ -204,6 +216,7 @@ impl SubmitError {
             | Self::ModelUnloading { retry_after_s, .. }
             | Self::NoReplica { retry_after_s }
             | Self::QueueFull { retry_after_s, .. }
+            | Self::KeyQueueFull { retry_after_s, .. }
             | Self::AdmissionRejected { retry_after_s, .. } => Some(*retry_after_s),
             _ => None,
         }
@@ -251,6 +264,9 @@ impl SubmitError {
                 (objective.name(), slo_ms as f64),
                 ("idle_ms", idle_ms as f64),
             ],
+            Self::KeyQueueFull {
+                queued, max_queued, ..
+            } => vec![("queued", queued as f64), ("max_queued", max_queued as f64)],
             Self::QueueFull { .. } | Self::AdmissionRejected { .. } => self.load_numbers(),
         }
     }

@@ -7,7 +7,7 @@
 
 use super::admission::Loops;
 use super::executor::Core;
-use super::lifecycle::Stamps;
+use super::lifecycle::{Lifecycle, Stamps};
 use super::mailbox::Receiver;
 use super::queue::Event;
 use super::record::{Delivery, Ending, Record};
@@ -78,6 +78,21 @@ pub enum StreamEvent {
     Failed(RequestError),
 }
 
+/// How far a request has come, for logs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Where it is.
+    pub state: Lifecycle,
+    /// Index of the replica that ran it last; None when none did.
+    pub replica: Option<u32>,
+    /// Tokens generated, or pieces of text where another server makes them.
+    pub completion_tokens: u32,
+    /// Prompt tokens that came from the prefix cache; known when it is done.
+    pub cached_tokens: Option<u32>,
+    /// Loops that it ran with, on the average over its tokens; known when it is done.
+    pub mean_loops: Option<f64>,
+}
+
 /// Ends a request from anywhere. Cheap to clone, never blocks, does nothing after the end.
 #[derive(Clone)]
 pub struct CancelHandle {
@@ -94,6 +109,20 @@ impl CancelHandle {
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.record.request.id
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let record = &self.record;
+        let usage = record.usage();
+        Progress {
+            state: record.state(),
+            replica: record.replica(),
+            completion_tokens: usage.map_or(record.n_tokens(), |usage| usage.completion_tokens),
+            cached_tokens: usage.map(|usage| usage.cached_tokens),
+            mean_loops: usage.map(|usage| usage.mean_loops()),
+        }
     }
 
     /// Cancels. A waiting request is gone when this returns; a running one ends for its waiter

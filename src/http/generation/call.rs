@@ -3,6 +3,7 @@
 //! Owned by the HTTP worker that answers. What is not here: the body's fields beside those that
 //! every route has (model, scheduling, isolation).
 
+use crate::http::access::Access;
 use crate::http::errors::ApiError;
 use crate::http::isolation::isolation_key;
 use crate::http::openai::fields::Fields;
@@ -26,8 +27,8 @@ pub struct Call<'a> {
     pub request: &'a Request,
     /// Who asks, when keys are asked for.
     pub client: Option<Arc<str>>,
-    /// Highest priority that it may ask for.
-    pub max_priority: i32,
+    /// What it may ask for.
+    pub access: Access,
     /// Whether the client is still there while its model is waited for.
     pub hangup: Hangup,
     /// How long that took; it counts as time in the queue.
@@ -43,7 +44,7 @@ impl Call<'_> {
             is_gone: &|| self.hangup.is_gone(),
         };
         let name = fields.string("model")?;
-        let found = self.state.resolve_with_loops(name, &patience);
+        let found = self.state.resolve_with_loops(name, &self.access, &patience);
         self.waited.set(started.elapsed());
         found
     }
@@ -65,7 +66,7 @@ impl Call<'_> {
     pub fn schedule(&self, fields: &Fields<'_>) -> Result<Schedule, ApiError> {
         let asked = Schedule::parse(fields, |name| self.request.all(name).collect())?;
         Ok(Schedule {
-            priority: asked.priority.min(self.max_priority),
+            priority: asked.priority.min(self.access.max_priority()),
             ..asked
         })
     }
@@ -83,6 +84,7 @@ impl Call<'_> {
             slo_ttft_ms: schedule.slo_ttft_ms,
             queue_timeout: schedule.queue_timeout.map(|most| self.rest_of(most)),
             client: self.client.clone(),
+            share: self.access.share(),
             streaming: common.stream,
             skip_special_tokens: common.skip_special,
         })

@@ -27,6 +27,9 @@ pub fn run<S: Shape>(work: Result<Work<S>, ApiError>, call: &Call<'_>, mut excha
     exchange.record.stream = work.options.streaming;
     exchange.record.prompt_tokens = work.prompt_tokens;
     let streaming = work.options.streaming;
+    if let Err(error) = exchange.reserve(work.prompt_tokens, &work.jobs) {
+        return exchange.error(&error);
+    }
     let jobs = match Jobs::submit(&work.model, work.jobs, work.options) {
         Ok(jobs) => jobs,
         Err(error) => return exchange.error(&error),
@@ -38,6 +41,7 @@ pub fn run<S: Shape>(work: Result<Work<S>, ApiError>, call: &Call<'_>, mut excha
     let (name, client) = (exchange.record.id.clone(), call.client.clone());
     let live = call.state.live();
     let _listed = live.register(work.id, name, client, jobs.cancel_handles());
+    exchange.record.follow(jobs.cancel_handles());
     exchange.on_hangup(jobs.cancel_hook());
     let answer = Answer {
         growing: work.growing,

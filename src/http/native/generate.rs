@@ -144,6 +144,10 @@ fn run(work: Work, call: &Call<'_>, mut exchange: Exchange) {
     exchange.record.model.clone_from(&model.name);
     exchange.record.stream = options.streaming;
     exchange.record.prompt_tokens = job.prompt_tokens().into();
+    let reserved = exchange.reserve(job.prompt_tokens().into(), std::slice::from_ref(&job));
+    if let Err(error) = reserved {
+        return exchange.error(&error);
+    }
     let (id, prompt) = (job.id, Arc::clone(&job.prompt));
     let submitted = model.executor.submit_many(vec![job], options);
     let mut source = match submitted.map(|mut streams| streams.pop()) {
@@ -158,6 +162,7 @@ fn run(work: Work, call: &Call<'_>, mut exchange: Exchange) {
     let handle = source.cancel_handle();
     let live = call.state.live();
     let _listed = live.register(id, name, client, vec![handle.clone()]);
+    exchange.record.follow(vec![handle.clone()]);
     exchange.on_hangup(move || handle.cancel());
     let teller = Teller::new(
         id,

@@ -173,6 +173,7 @@ impl Asked {
                 slo_ms: schedule.slo_ms,
                 slo_ttft_ms: schedule.slo_ttft_ms,
                 client: call.client.clone(),
+                share: call.access.share(),
                 ..SubmitOptions::default()
             },
         })

@@ -3,6 +3,7 @@
 //! Pure reading of the pool: nothing is loaded by being looked at. Beside OpenAI's fields each model tells what clients of other local
 //! servers look for: `max_model_len` (vLLM) and `meta` (llama-server).
 
+use crate::http::access::Access;
 use crate::http::errors::ApiError;
 use crate::http::state::{ServerState, unknown_model};
 use crate::pool::state::State;
@@ -10,20 +11,25 @@ use crate::pool::{LoadedModel, PoolEntry, Unavailable};
 use serde_json::{Value, json};
 use std::time::UNIX_EPOCH;
 
-/// The loaded models; with `all=true` in the query every configured one, with its status.
+/// The loaded models that the client may use; with `all=true` in the query every configured one, with its
+/// status.
 #[must_use]
-pub fn list(state: &ServerState, query: Option<&str>) -> Value {
+pub fn list(state: &ServerState, access: &Access, query: Option<&str>) -> Value {
     let wants_all = |part: &str| matches!(part, "all=true" | "all=1");
     let is_all = query.is_some_and(|query| query.split('&').any(wants_all));
     let models: Vec<Value> = match is_all {
-        true => state.pool().entries().iter().map(with_status).collect(),
-        false => state.models().iter().map(|model| object(model)).collect(),
+        true => state.entries_for(access).iter().map(with_status).collect(),
+        false => {
+            let models = state.models_for(access);
+            models.iter().map(|model| object(model)).collect()
+        }
     };
     json!({"object": "list", "data": models})
 }
 
 /// One loaded model, or why there is none; asking does not load it.
-pub fn one(state: &ServerState, id: &str) -> Result<Value, ApiError> {
+pub fn one(state: &ServerState, access: &Access, id: &str) -> Result<Value, ApiError> {
+    state.check_access(id, access)?;
     let model = state.pool().look_up(id).map_err(|why| match why {
         Unavailable::Unknown(_) => unknown_model(id),
         why => why.into(),

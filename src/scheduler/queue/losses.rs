@@ -3,6 +3,7 @@
 //! What is decided stands in `health` (what becomes of a job) and `roster` (who is open); who calls is the
 //! driver's turn (`recovery`).
 
+use super::fair::Change;
 use super::{Queue, Running, State, Waiting};
 use crate::runtime::Capability;
 use crate::scheduler::health::{self, Fate, JobBack, Setback};
@@ -61,7 +62,7 @@ impl Queue {
             match state.put_back(&job, Setback::Lost, now) {
                 true => loss.n_requeued += 1,
                 false => {
-                    state.leave_slot(&job);
+                    state.leave_slot(&job, now);
                     loss.ended.push(job.record);
                 }
             }
@@ -145,7 +146,7 @@ impl State {
         if fate == Fate::End || record.requeue(setback).is_err() {
             return false;
         }
-        self.leave_slot(job);
+        self.leave_slot(job, now);
         let queue_timeout = record
             .deadline
             .map(|deadline| deadline.saturating_duration_since(lifecycle.stamps().queued.at));
@@ -153,19 +154,22 @@ impl State {
             record: Arc::clone(record),
             deadline: queue_timeout.and_then(|timeout| now.checked_add(timeout)),
         };
-        self.put(waiting);
+        self.put(waiting, now);
         true
     }
 
     /// Takes a job out of the books of its replica.
-    pub(super) fn leave_slot(&mut self, job: &Running) {
+    pub(super) fn leave_slot(&mut self, job: &Running, now: Instant) {
         let Some(job) = self.running.remove(&job.number()) else {
             return;
         };
+        let client = &job.record.options.client;
         if job.parked {
             self.parked.remove(&job.record.key);
+            self.clients.drop_parked(client);
         } else {
             self.roster.vacate(job.replica);
+            self.clients.change(client, Change::Stops, now);
         }
     }
 

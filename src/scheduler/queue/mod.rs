@@ -1,8 +1,9 @@
 //! Who waits, who runs, and what the driver has to look at: the one lock of an executor.
 //!
-//! The order is a static key: `queued_at - priority * aging_interval`, then the sequence number.
+//! The order of one client's requests is a static key: `queued_at - priority * aging_interval`, then the sequence number.
 //! All jobs age at the same rate, so this is aging without ever reordering; interval 0 makes it
-//! `-priority`, then the sequence number: strictly by priority, FIFO within one.
+//! `-priority`, then the sequence number: strictly by priority, FIFO within one. Several clients share the
+//! slots of a priority by their weights (`fair`).
 //!
 //! # Synchronization
 //!
@@ -23,22 +24,25 @@
 //! What is not here: any decision (`admission`, `dispatch`, `replica`, `health`), the books of replicas
 //! (`roster`) and any effect (`driver`, `recovery`).
 
+mod fair;
 mod key;
 mod losses;
+mod slots;
 
+pub use fair::Share;
 pub(crate) use key::QueueKey;
 pub(crate) use losses::Back;
 
 use super::admission::{self, Admission, Closed, Demand, Supply};
-use super::dispatch::{self, Head, Holder, Move, Parked};
 use super::estimate::{Estimates, Measured, Sample};
-use super::lifecycle::{Lifecycle, Stamp, Transition};
+use super::lifecycle::Lifecycle;
 use super::record::{Ending, Record};
 use super::refusal::SubmitError;
 use super::roster::{ReplicaCounts, Roster};
 use crate::clock::Clock;
 use crate::config::ExecutorConfig;
 use crate::runtime::Capability;
+use fair::Clients;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -122,6 +126,8 @@ pub(crate) type Listing = Vec<(Arc<Record>, Lifecycle)>;
 struct State {
     closed: Option<Closed>,
     waiting: BTreeMap<QueueKey, Waiting>,
+    /// Who the jobs belong to.
+    clients: Clients,
     /// Prompt tokens of `waiting`.
     queued_prompt_tokens: u64,
     /// Those of `waiting` with a deadline.
@@ -160,6 +166,7 @@ impl Queue {
             state: Mutex::new(State {
                 closed: Some(Closed::NotStarted),
                 waiting: BTreeMap::new(),
+                clients: Clients::default(),
                 queued_prompt_tokens: 0,
                 deadlines: BTreeSet::new(),
                 running: HashMap::new(),
@@ -219,9 +226,15 @@ impl Queue {
             let demand = demand(record);
             if demand.has_objective() {
                 supply.measured = state.estimates.measured(now, state.is_idle());
-                supply.queue_ahead = state.ahead_of(record.key) + group_ahead;
+                supply.queue_ahead = state.ahead_of(record) + group_ahead;
             }
             supply.group_ahead = group_ahead;
+            let (client, share) = (&record.options.client, record.options.share);
+            supply.client_max_queued = share.max_queued;
+            if share.max_queued.is_some() {
+                supply.client_queued = state.clients.n_waiting(client) + group_ahead;
+                supply.client_part = state.clients.part(client, share);
+            }
             supply.may_preempt = group_ahead == 0 && self.may_preempt(&state, record);
             match admission::decide(demand, supply) {
                 Admission::Admit { loops } => Record::grant(record, loops),
@@ -231,10 +244,11 @@ impl Queue {
             supply.queued_prompt_tokens += u64::from(demand.prompt_tokens);
         }
         for record in group.iter() {
-            state.put(Waiting {
+            let waiting = Waiting {
                 record: Arc::clone(record),
                 deadline: record.deadline,
-            });
+            };
+            state.put(waiting, now);
         }
         if group.iter().any(|record| record.deadline.is_some()) {
             self.wake.notify_one(); // the thread may have to sleep less long
@@ -301,76 +315,6 @@ impl Queue {
         self.state.lock().pop_event(clock.now())
     }
 
-    /// Decides on the next use of the slots and carries it out as far as the books go. None when
-    /// there is nothing to do.
-    pub(crate) fn next_step(&self, now: Stamp) -> Option<Step> {
-        let mut state = self.state.lock();
-        match self.choose(&state)? {
-            Move::Start { replica } => {
-                let key = *state.waiting.keys().next()?;
-                let record = state.take(key)?;
-                state.roster.occupy(replica);
-                state.last_replica = replica;
-                let running = Running {
-                    attempt: record.state().stamps().n_requeues,
-                    record,
-                    replica,
-                    parked: false,
-                };
-                state.running.insert(key.number, running.clone());
-                // Cannot be refused: who waits is Queued, and whoever takes it out moves it on.
-                let _ = running.record.advance(Transition::Dispatch, now);
-                Some(Step::Start(running))
-            }
-            Move::Resume(Parked { key, .. }) => state.set_parked(key, false, now).map(Step::Resume),
-            Move::Preempt(key) => state.set_parked(key, true, now).map(Step::Park),
-        }
-    }
-
-    fn choose(&self, state: &State) -> Option<Move> {
-        let first = state.waiting.values().next();
-        self.choose_for(state, first.map(|waiting| head(&waiting.record)))
-    }
-
-    /// Whether a newcomer would not wait, because a running request gave it its slot.
-    fn may_preempt(&self, state: &State, record: &Record) -> bool {
-        let is_off = self.max_preemptions == 0 || !state.waiting.is_empty();
-        !is_off
-            && matches!(
-                self.choose_for(state, Some(head(record))),
-                Some(Move::Preempt(_))
-            )
-    }
-
-    fn choose_for(&self, state: &State, head: Option<Head>) -> Option<Move> {
-        let parked = state
-            .parked
-            .iter()
-            .map(|(&key, &replica)| Parked { key, replica });
-        let parked = parked.filter(|parked| state.is_live(parked.key));
-        // Nobody may be preempted: then nobody is looked at.
-        let n_looked_at = if self.max_preemptions == 0 {
-            0
-        } else {
-            usize::MAX
-        };
-        let holders = state.running.values().take(n_looked_at);
-        let holders = holders.filter_map(|job| self.holder(job, &state.roster));
-        let (loads, last) = (state.roster.loads(), state.last_replica);
-        dispatch::next_move(head, parked, loads, last, holders, self.max_preemptions)
-    }
-
-    /// A job as one that might lose its slot; None when it has none, or cannot.
-    fn holder(&self, job: &Running, roster: &Roster) -> Option<Holder> {
-        let state = job.record.state();
-        let can_lose = !job.parked && roster.can_park(job.replica) && !state.is_final();
-        can_lose.then(|| Holder {
-            key: job.record.key,
-            priority: job.record.options.priority,
-            n_preemptions: state.stamps().n_preemptions,
-        })
-    }
-
     /// A running job, if this is its latest run.
     pub(crate) fn running(&self, number: u64, attempt: u32) -> Option<Running> {
         self.state.lock().running_attempt(number, attempt).cloned()
@@ -393,7 +337,7 @@ impl Queue {
             let units = 1 + u64::from(job.record.n_tokens());
             state.roster.completed(job.replica, units, now);
         }
-        state.leave_slot(&job);
+        state.leave_slot(&job, now);
         state.estimates.released(sample, now);
         self.idle.notify_all();
         true
@@ -408,6 +352,7 @@ impl Queue {
         }
         state.deadlines.clear();
         state.queued_prompt_tokens = 0;
+        state.clients.leave_all();
         let waiting = std::mem::take(&mut state.waiting).into_values();
         waiting.map(|waiting| waiting.record).collect()
     }
@@ -448,13 +393,6 @@ impl Queue {
     }
 }
 
-fn head(record: &Record) -> Head {
-    Head {
-        key: record.key,
-        priority: record.options.priority,
-    }
-}
-
 impl State {
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
@@ -492,42 +430,12 @@ impl State {
         }
     }
 
-    /// Requests without a slot that would get one before `key`.
-    fn ahead_of(&self, key: QueueKey) -> usize {
-        self.waiting.range(..key).count() + self.parked.range(..key).count()
-    }
-
-    /// Whether a running job has not ended for its waiter yet.
-    fn is_live(&self, key: QueueKey) -> bool {
-        let job = self.running.get(&key.number);
-        job.is_some_and(|job| !job.record.state().is_final())
-    }
-
-    /// Takes the slot of a running job, or gives it one again. None when it ended for its waiter in
-    /// this very moment: then its runtime is being told so.
-    fn set_parked(&mut self, key: QueueKey, parked: bool, now: Stamp) -> Option<Running> {
-        let job = self.running.get_mut(&key.number)?;
-        let transition = if parked {
-            Transition::Park
-        } else {
-            Transition::Resume
-        };
-        job.record.advance(transition, now).ok()?;
-        job.parked = parked;
-        let job = job.clone();
-        if parked {
-            self.parked.insert(key, job.replica);
-            self.roster.vacate(job.replica);
-            self.preemptions += 1;
-        } else {
-            self.parked.remove(&key);
-            self.roster.occupy(job.replica);
-        }
-        Some(job)
-    }
-
-    fn put(&mut self, waiting: Waiting) {
+    fn put(&mut self, waiting: Waiting, now: Instant) {
         let record = &waiting.record;
+        let options = &record.options;
+        let (client, priority) = (&options.client, options.priority);
+        self.clients
+            .enter(client, options.share, priority, record.key, now);
         self.queued_prompt_tokens += u64::from(record.request.prompt_tokens());
         if let Some(deadline) = waiting.deadline {
             self.deadlines.insert((deadline, record.key));
@@ -539,6 +447,8 @@ impl State {
     fn take(&mut self, key: QueueKey) -> Option<Arc<Record>> {
         let Waiting { record, deadline } = self.waiting.remove(&key)?;
         self.queued_prompt_tokens -= u64::from(record.request.prompt_tokens());
+        let options = &record.options;
+        self.clients.leave(&options.client, options.priority, key);
         if let Some(deadline) = deadline {
             self.deadlines.remove(&(deadline, key));
         }
