@@ -13,6 +13,7 @@ pub mod bench_share;
 mod engine_link;
 pub mod exit_args;
 pub mod inspect;
+pub mod key;
 pub mod load;
 pub mod load_model;
 pub mod logging;
@@ -78,6 +79,8 @@ pub enum Command {
     Score(score::ScoreArgs),
     /// Convert a model into a (smaller) GGUF file.
     Quantize(quantize::QuantizeArgs),
+    /// Make a key for a client of a server.
+    Key(key::KeyArgs),
     /// Show how a text becomes tokens.
     Tokenize(tokenize::TokenizeArgs),
     /// Show what a model file holds and how much memory it needs.
@@ -107,6 +110,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         Command::BenchHttp(args) => bench_http::run(args),
         Command::Score(args) => score::run(args),
         Command::Quantize(args) => quantize::run(args),
+        Command::Key(args) => key::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Inspect(args) => inspect::run(args),
     }

@@ -8,6 +8,7 @@ mod adaptive;
 mod admission;
 mod cancel;
 mod drain;
+mod fairness;
 mod lifecycle;
 mod metrics;
 mod native;
