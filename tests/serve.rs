@@ -7,6 +7,9 @@
 #[expect(dead_code, reason = "the HTTP tests use more of it")]
 mod client;
 
+#[path = "serve/access.rs"]
+mod access;
+
 use client::Client;
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read};
@@ -67,8 +70,12 @@ fn command(model: &Path, extra: &[&str]) -> Command {
 
 impl Serve {
     fn start(command: &mut Command) -> Self {
-        let child = command.stderr(Stdio::null()).spawn();
-        let mut child = child.expect("the binary starts");
+        Self::start_with(command.stderr(Stdio::null()))
+    }
+
+    /// Whatever becomes of its standard error.
+    fn start_with(command: &mut Command) -> Self {
+        let mut child = command.spawn().expect("the binary starts");
         let mut line = String::new();
         let stdout = child.stdout.as_mut().expect("piped");
         BufReader::new(stdout).read_line(&mut line).expect("text");

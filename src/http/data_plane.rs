@@ -16,7 +16,7 @@ use super::openai::{embeddings, models, shape};
 use super::router::{Route, is_ops_path, route};
 use super::state::ServerState;
 use super::wire::{Handler, Refusal, Request, Responder};
-use super::{ops, requests};
+use super::{openapi, ops, requests};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -120,6 +120,7 @@ impl DataPlane {
             Route::Health => exchange.ops(&ops::health(state)),
             Route::Ready => exchange.ops(&ops::ready(state)),
             Route::Metrics => exchange.ops(&ops::metrics(state)),
+            Route::OpenApi => exchange.ops(&openapi::page(openapi::data_plane())),
             Route::Models => exchange.json(&models::list(state, &access, request.query())),
             Route::Model(id) => match models::one(state, &access, id) {
                 Ok(body) => exchange.json(&body),

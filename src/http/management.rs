@@ -15,6 +15,7 @@ use super::admin::guard::Guard;
 use super::admin::{Admin, AdminCall};
 use super::auth::Keys;
 use super::errors::{ApiError, ErrorCode};
+use super::openapi;
 use super::ops::{self, OpsAnswer};
 use super::requests;
 use super::router::{Route, route};
@@ -213,6 +214,7 @@ impl Plane {
             Route::Health => Ok(ops::health(&self.state)),
             Route::Ready => Ok(ops::ready(&self.state)),
             Route::Metrics => Ok(ops::metrics(&self.state)),
+            Route::OpenApi => Ok(openapi::page(openapi::management())),
             Route::Requests => Ok(requests::list(&self.state, None)),
             Route::Snapshot => Ok(requests::snapshot(&self.state, None)),
             Route::Cancel(name) => requests::cancel(&self.state, name, None),

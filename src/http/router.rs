@@ -43,6 +43,8 @@ pub enum Route {
     Ready,
     /// `GET /metrics`
     Metrics,
+    /// `GET /openapi.json`
+    OpenApi,
     /// `GET /`
     Root,
     /// `/v1/admin/..`, on the management plane only
@@ -85,6 +87,7 @@ impl Route {
             Self::Health => "health",
             Self::Ready => "ready",
             Self::Metrics => "metrics",
+            Self::OpenApi => "openapi",
             Self::Root => "root",
             Self::Admin(_) => "admin",
         }
@@ -96,10 +99,14 @@ impl Route {
         ErrorStyle::OpenAi
     }
 
-    /// Whether everybody may ask, key or not: probes of load balancers carry none.
+    /// Whether everybody may ask, key or not: probes of load balancers carry none. The README has the
+    /// list, and a test holds it against this.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        matches!(self, Self::Health | Self::Ready | Self::Root)
+        matches!(
+            self,
+            Self::Health | Self::Ready | Self::Root | Self::OpenApi
+        )
     }
 
     /// Value of `Allow`.
@@ -170,6 +177,7 @@ fn known_path(path: &str) -> Option<Route> {
         "/health" | "/v1/health" | "/healthz" | "/livez" => Route::Health,
         "/ready" | "/readyz" => Route::Ready,
         "/metrics" => Route::Metrics,
+        "/openapi.json" => Route::OpenApi,
         // Clients whose base URL lacks /v1 are common; nothing else lives there.
         "/v1/chat/completions" | "/chat/completions" => Route::Chat,
         "/v1/completions" | "/completions" => Route::Completions,

@@ -4,6 +4,7 @@
 //! a stand-in. Nothing sleeps: tests that need a moment wait for a condition with a deadline.
 
 mod abuse;
+mod access;
 mod admission;
 mod cancel;
 mod cases;
@@ -17,8 +18,10 @@ mod loading;
 mod native;
 mod native_real;
 mod native_tokens;
+mod openapi;
 mod prefixes;
 mod real_engine;
+mod schema;
 mod shapes;
 mod streams;
 mod structured;
