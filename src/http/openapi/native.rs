@@ -29,6 +29,17 @@ fn generate(api: &mut Api) {
         json!({"type": "object", "properties": prompt}),
     );
     api.schema("NativeRequest", request);
+    answers(api);
+    let operation = Operation::new("native", "generate", "Continue a prompt, or score it")
+        .body("NativeRequest")
+        .json(200, "NativeAnswer")
+        .events("NativeEvent")
+        .errors(OF_MODELS);
+    api.operation("POST", "/v1/native/generate", &operation);
+}
+
+/// Parts of answers.
+fn parts(api: &mut Api) {
     let entry = object(
         &["token", "text", "bytes", "logprob"],
         json!({
@@ -46,6 +57,10 @@ fn generate(api: &mut Api) {
         json!({"queue_ms": ms(), "ttft_ms": ms(), "total_ms": ms()}),
     );
     api.schema("NativeTimings", timings);
+}
+
+fn answers(api: &mut Api) {
+    parts(api);
     let frame = |object_name: &str| {
         json!({
             "id": string("24 hexadecimal characters"), "object": constant(object_name),
@@ -91,12 +106,6 @@ fn generate(api: &mut Api) {
         reference("Error"),
     ];
     api.schema("NativeEvent", any_of(&events));
-    let operation = Operation::new("native", "generate", "Continue a prompt, or score it")
-        .body("NativeRequest")
-        .json(200, "NativeAnswer")
-        .events("NativeEvent")
-        .errors(OF_MODELS);
-    api.operation("POST", "/v1/native/generate", &operation);
 }
 
 fn tokens(api: &mut Api) {

@@ -142,7 +142,7 @@ fn frame(object_name: &str, choice: Value, has_usage: bool) -> Value {
     )
 }
 
-fn answers(api: &mut Api) {
+fn usage(api: &mut Api) {
     let loops = object(
         &["asked", "granted", "used_mean"],
         json!({
@@ -162,6 +162,10 @@ fn answers(api: &mut Api) {
         }),
     );
     api.schema("Usage", usage);
+}
+
+fn answers(api: &mut Api) {
+    usage(api);
     let finish = nullable(one_of(&["stop", "length", "tool_calls", "cancelled"]));
     let token = json!({
         "token": string("its text"), "logprob": number("natural log"), "bytes": nullable(array(integer("a byte"))),
