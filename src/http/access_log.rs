@@ -27,7 +27,7 @@ pub struct AccessRecord {
     pub stream: bool,
     /// Tokens of the prompts.
     pub prompt_tokens: u64,
-    /// Tokens generated, where no job is followed.
+    /// Tokens that the answer took.
     pub completion_tokens: u64,
     /// From submit to dispatch of the first job, where none is followed.
     pub queue: Option<Duration>,
@@ -137,9 +137,20 @@ impl AccessRecord {
             },
             replica: first.replica,
             queue: first.state.stamps().queue_wait(),
-            completion_tokens: generated.sum(),
+            completion_tokens: self.taken(generated.sum()),
             cached_tokens: cached.reduce(|sum, one| sum + one),
             loops: first.mean_loops,
+        }
+    }
+}
+
+impl AccessRecord {
+    /// A runtime may have made more than the answer took, up to a stop string; an end token is made, and
+    /// not taken.
+    fn taken(&self, n_generated: u64) -> u64 {
+        match self.completion_tokens {
+            0 => n_generated,
+            taken => n_generated.min(taken + self.jobs.len() as u64),
         }
     }
 }

@@ -127,7 +127,7 @@ impl DataPlane {
                 Err(error) => exchange.error(&error),
             },
             Route::Requests => exchange.ops(&requests::list(state, client.as_deref())),
-            Route::Snapshot => exchange.ops(&requests::snapshot(state, client.as_deref())),
+            Route::Snapshot => exchange.ops(&requests::snapshot(state, client.as_deref(), &access)),
             Route::Cancel(name) => match requests::cancel(state, name, client.as_deref()) {
                 Ok(answer) => exchange.ops(&answer),
                 Err(error) => exchange.error(&error),

@@ -11,6 +11,7 @@
 
 mod body;
 
+use super::access::Access;
 use super::admin::guard::Guard;
 use super::admin::{Admin, AdminCall};
 use super::auth::Keys;
@@ -216,7 +217,7 @@ impl Plane {
             Route::Metrics => Ok(ops::metrics(&self.state)),
             Route::OpenApi => Ok(openapi::page(openapi::management())),
             Route::Requests => Ok(requests::list(&self.state, None)),
-            Route::Snapshot => Ok(requests::snapshot(&self.state, None)),
+            Route::Snapshot => Ok(requests::snapshot(&self.state, None, &Access::default())),
             Route::Cancel(name) => requests::cancel(&self.state, name, None),
             Route::Admin(route) => self.admin.answer(&AdminCall {
                 state: &self.state,

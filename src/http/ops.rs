@@ -177,14 +177,15 @@ pub fn metrics(state: &ServerState) -> OpsAnswer {
     }
 }
 
-/// What `GET /` says to somebody who opens the address in a browser.
+/// What `GET /` says to somebody who opens the address in a browser; not which models there are, where
+/// that is for holders of keys.
 #[must_use]
 pub fn root(state: &ServerState) -> Value {
-    let models: Vec<String> = state
-        .models()
-        .iter()
-        .map(|model| model.name.clone())
-        .collect();
+    let models = match state.keys().are_asked() {
+        true => Vec::new(),
+        false => state.models(),
+    };
+    let models: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     json!({
         "server": "tinyloop",
         "version": env!("CARGO_PKG_VERSION"),

@@ -4,6 +4,7 @@
 //! client sees and cancels its own requests only (`owner`); the management plane sees all. They run
 //! on the ops workers: who wants to cancel must not wait behind the streams that hold the others.
 
+use super::access::Access;
 use super::errors::{ApiError, ErrorCode};
 use super::ops::OpsAnswer;
 use super::state::ServerState;
@@ -41,10 +42,11 @@ pub fn cancel(state: &ServerState, name: &str, owner: Owner<'_>) -> Result<OpsAn
     Ok(OpsAnswer::json(200, &body))
 }
 
-/// What the scheduler knows: each model, and the sums over all of them.
+/// What the scheduler knows: each model that the client may use, and the sums over all of them.
 #[must_use]
-pub fn snapshot(state: &ServerState, owner: Owner<'_>) -> OpsAnswer {
-    let models = state.models_with_work();
+pub fn snapshot(state: &ServerState, owner: Owner<'_>, access: &Access) -> OpsAnswer {
+    let mut models = state.models_with_work();
+    models.retain(|model| access.allows(&model.name, &model.aliases));
     let snapshot_of = |model: &Arc<LoadedModel>| Snapshot {
         prefix_pool: model.executor.prefix_pool_stats(owner),
         ..model.executor.snapshot()

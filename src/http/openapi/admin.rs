@@ -86,25 +86,7 @@ fn schemas(api: &mut Api) {
         }),
     );
     api.schema("AdminState", state);
-    let device = object(
-        &["device", "kind", "available", "ledger", "models"],
-        json!({
-            "device": string("cpu, cuda:0, .."), "kind": string("cpu or gpu"), "available": boolean("readable"),
-            "total_bytes": nullable(integer("bytes")), "used_bytes": nullable(integer("bytes")),
-            "ledger": nullable(object(&["limit_bytes", "used_bytes"], json!({
-                "limit_bytes": integer("bytes"), "used_bytes": integer("bytes"),
-            }))),
-            "models": array(json!({"type": "object"})),
-        }),
-    );
-    let devices = object(
-        &["object", "data", "gpus"],
-        json!({
-            "object": constant("list"), "data": array(device),
-            "gpus": object(&["available"], json!({"available": boolean("there are some")})),
-        }),
-    );
-    api.schema("Devices", devices);
+    devices(api);
     let override_fields =
         json!({"replicas": integer("copies"), "context_length": integer("tokens")});
     api.schema("LoadOverride", object(&[], override_fields));
@@ -126,4 +108,26 @@ fn schemas(api: &mut Api) {
         }),
     );
     api.schema("Reloaded", reloaded);
+}
+
+fn devices(api: &mut Api) {
+    let device = object(
+        &["device", "kind", "available", "ledger", "models"],
+        json!({
+            "device": string("cpu, cuda:0, .."), "kind": string("cpu or gpu"), "available": boolean("readable"),
+            "total_bytes": nullable(integer("bytes")), "used_bytes": nullable(integer("bytes")),
+            "ledger": nullable(object(&["limit_bytes", "used_bytes"], json!({
+                "limit_bytes": integer("bytes"), "used_bytes": integer("bytes"),
+            }))),
+            "models": array(json!({"type": "object"})),
+        }),
+    );
+    let devices = object(
+        &["object", "data", "gpus"],
+        json!({
+            "object": constant("list"), "data": array(device),
+            "gpus": object(&["available"], json!({"available": boolean("there are some")})),
+        }),
+    );
+    api.schema("Devices", devices);
 }

@@ -11,6 +11,7 @@ pub(super) fn describe(api: &mut Api) {
     requests(api);
     answers(api);
     models(api);
+    embeddings(api);
     let chat = Operation::new("openai", "createChatCompletion", "Answer a conversation")
         .body("ChatRequest")
         .json(200, "ChatAnswer")
@@ -222,6 +223,48 @@ fn answers(api: &mut Api) {
         }),
     );
     api.schema("CompletionAnswer", frame("text_completion", text, false));
+}
+
+fn embeddings(api: &mut Api) {
+    let input = any_of(&[
+        string("a text"),
+        some_of(string("a text")),
+        some_of(integer("a token")),
+        some_of(some_of(integer("a token"))),
+    ]);
+    let request = object(
+        &["input"],
+        json!({
+            "model": string("a name of /v1/models; may be left out where there is one"),
+            "input": input,
+            "encoding_format": one_of(&["float", "base64"]),
+            "dimensions": integer_in(1, 1_000_000, "so many coordinates of each vector"),
+        }),
+    );
+    api.schema("EmbeddingRequest", request);
+    let item = object(
+        &["object", "index", "embedding"],
+        json!({
+            "object": constant("embedding"), "index": integer("of the input"),
+            "embedding": any_of(&[array(number("a coordinate")), string("f32, little-endian, in base64")]),
+        }),
+    );
+    let usage = object(
+        &["prompt_tokens", "total_tokens"],
+        json!({"prompt_tokens": integer("of all inputs"), "total_tokens": integer("the same")}),
+    );
+    let answer = object(
+        &["object", "data", "model", "usage"],
+        json!({
+            "object": constant("list"), "data": array(item), "model": string("who answers"), "usage": usage,
+        }),
+    );
+    api.schema("EmbeddingList", answer);
+    let operation = Operation::new("openai", "createEmbedding", "Texts as vectors")
+        .body("EmbeddingRequest")
+        .json(200, "EmbeddingList")
+        .errors(OF_MODELS);
+    api.operation("POST", "/v1/embeddings", &operation);
 }
 
 fn models(api: &mut Api) {

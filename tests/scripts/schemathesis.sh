@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Requests made from /openapi.json, sound and faulty ones, against both planes: no fault of the server, no status,
+# content type or shape that is not declared. schemathesis.sh BINARY [EXAMPLES per operation]
+set -euo pipefail
+binary=${1:?usage: schemathesis.sh BINARY [EXAMPLES]}
+examples=${2:-25}
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/serve_for_test.sh"
+folder=$(mktemp -d)
+cat >"$folder/server.toml" <<'TOML'
+[models.tiny]
+file = "TINY"
+TOML
+sed -i "s|TINY|$here/../data/models/tiny_llama.gguf|" "$folder/server.toml"
+serve_for_test "$binary" "$folder" --config "$folder/server.toml" --threads 1 --management-port 0 \
+  --queue-timeout 20
+management=$(sed -n 's|^management on ||p' "$folder/out")
+
+venv=$here/../../target/schemathesis
+. "$here/venv.sh"
+make_venv "$venv" "schemathesis==4.32.5"
+checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance
+cd "$folder"
+for plane in "$management" "$url"; do
+  "$venv/bin/schemathesis" run "$plane/openapi.json" --checks "$checks" --phases examples,coverage,fuzzing \
+    --max-examples "$examples" --workers 2 --request-timeout 30 --seed 1 --no-color --generation-database none
+done
+curl -sf "$url/health" >/dev/null || { echo "the server does not live any more" >&2; exit 1; }
