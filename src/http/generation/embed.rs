@@ -99,6 +99,7 @@ impl EmbedWork {
         let prompt_tokens = self.inputs.iter().map(|tokens| tokens.len() as u64).sum();
         exchange.record.model.clone_from(&self.model.name);
         exchange.record.prompt_tokens = prompt_tokens;
+        exchange.reserve(prompt_tokens, &[])?;
         exchange.add_header("x-tinyloop-request-id", self.id.to_string());
         let longest = self.inputs.iter().map(|tokens| tokens.len()).max();
         let burst = self.model.executor.burst_max(longest.unwrap_or(0));
@@ -136,6 +137,7 @@ impl EmbedWork {
         let (name, client) = (exchange.record.id.clone(), call.client.clone());
         let live = call.state.live();
         let _listed = live.register(self.id, name, client, handles.clone());
+        exchange.record.follow(handles.clone());
         exchange.on_hangup(move || handles.iter().for_each(|handle| handle.cancel()));
         for stream in &mut streams {
             vectors.push(vector_of(stream, exchange)?);
