@@ -50,6 +50,10 @@ test-avx512: ## the AVX-512 kernels on an emulated processor (Bochs, Debian's pa
 bench: build model ## speed of this build, then ratios against llama-server in the same run
 	tests/scripts/bench.sh $(BIN) $(MODEL)
 
+bench-peer: build model ## the engine against llama.cpp's bench tools, in turns, with ratios (LLAMA_BENCH=/path/to/llama-bench, ARGS=..)
+	@test -n "$(LLAMA_BENCH)" || { echo "say where llama-bench is: make bench-peer LLAMA_BENCH=/path/to/llama-bench" >&2; exit 2; }
+	python3 tests/scripts/bench_peer.py $(BIN) $(LLAMA_BENCH) $(MODEL) $(ARGS)
+
 load: build model ## wrk and streaming clients against a running server
 	tests/scripts/load.sh $(BIN) $(MODEL)
 
