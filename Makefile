@@ -40,6 +40,8 @@ test-release: model ## the heavy tests, optimized: the real model, a million ope
 
 test-client: build model ## the official openai Python client against a running server
 	tests/scripts/openai_client.sh $(BIN) $(DEMO)
+	tests/scripts/openai_retries.sh $(BIN)
+	tests/scripts/schemathesis.sh $(BIN)
 
 test-llama-server: model ## the runtimes' suite against a real llama-server (LLAMA_SERVER=/path for yours)
 	tests/scripts/llama_server.sh

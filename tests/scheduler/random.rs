@@ -3,7 +3,7 @@
 //!
 //! After each operation: listing and counts are of one moment, slots and limits hold. After each
 //! turn of the driver also: no slot stays free while somebody could use it, whoever started came
-//! before whoever waits, and every preempted request has a full replica. Replicas die, cannot be made anew
+//! before whoever waits (of several clients: of another priority, or of the same client), and every preempted request has a full replica. Replicas die, cannot be made anew
 //! for a while, and come back. At the end: nothing lost, nothing run twice after it gave a token, every waiter
 //! has one end, counters add up.
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tinyloop::config::ExecutorConfig;
 use tinyloop::request::{RequestError, RequestId};
 use tinyloop::scheduler::{
-    RequestInfo, Snapshot, StreamEvent, SubmitError, SubmitOptions, TokenStream,
+    RequestInfo, Share, Snapshot, StreamEvent, SubmitError, SubmitOptions, TokenStream,
 };
 
 const AGING_MS: i64 = 20;
@@ -24,6 +24,9 @@ const MAX_QUEUED_TOKENS: u64 = 12;
 const CAPACITY: u32 = 3;
 const MAX_PREEMPTIONS: u32 = 2;
 
+/// Whose requests there are; the length of a name is its weight.
+const CLIENTS: [Option<&str>; 3] = [None, Some("b"), Some("ccc")];
+
 /// What may happen to an executor. Numbers choose among what there is.
 #[derive(Clone, Debug)]
 enum Op {
@@ -31,6 +34,8 @@ enum Op {
         n: usize,
         priority: i32,
         deadline_ms: Option<u64>,
+        /// Whose it is; with one client the order is that of the places alone.
+        client: usize,
     },
     Step(usize),
     Finish(usize),
@@ -53,8 +58,10 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let n = prop_oneof![3 => Just(1_usize), 1 => 2_usize..=4];
     prop_oneof![
-        50 => (n, -2..=2, prop::option::weighted(0.2, 1_u64..50))
-            .prop_map(|(n, priority, deadline_ms)| Op::Submit { n, priority, deadline_ms }),
+        50 => (n, -2..=2, prop::option::weighted(0.2, 1_u64..50), 0_usize..3)
+            .prop_map(|(n, priority, deadline_ms, client)| {
+                Op::Submit { n, priority, deadline_ms, client }
+            }),
         30 => (0_usize..100).prop_map(Op::Step),
         30 => (0_usize..100).prop_map(Op::Finish),
         5 => (0_usize..100).prop_map(Op::Fail),
@@ -76,6 +83,8 @@ type Place = (i64, u64);
 
 struct Entry {
     place: Place,
+    priority: i64,
+    client: Option<&'static str>,
     stream: Option<TokenStream>,
 }
 
@@ -87,6 +96,8 @@ struct Model {
     n_refused: u64,
     unloaded: bool,
     preempts: bool,
+    /// Several clients submit.
+    is_crowd: bool,
     /// Who had been handed to a runtime when the driver last stopped.
     started: BTreeSet<RequestId>,
 }
@@ -120,6 +131,11 @@ impl Model {
 
     fn submit(&mut self, bench: &Bench, n: usize, options: SubmitOptions) {
         let priority = i64::from(options.priority);
+        let owner = options.client.as_deref();
+        let client = CLIENTS
+            .into_iter()
+            .flatten()
+            .find(|name| Some(*name) == owner);
         let before = bench.executor.snapshot();
         let requests: Vec<_> = (0..n).map(|_| request(2)).collect();
         match bench.executor.submit_many(requests, options) {
@@ -129,7 +145,13 @@ impl Model {
                     let number = self.entries.len() as u64;
                     let place = (self.now_ms - priority * AGING_MS, number);
                     let (id, stream) = (stream.id(), Some(stream));
-                    self.entries.insert(id, Entry { place, stream });
+                    let entry = Entry {
+                        place,
+                        priority,
+                        client,
+                        stream,
+                    };
+                    self.entries.insert(id, entry);
                 }
             }
             Err(error) if self.unloaded => assert_eq!(error.reason(), "model_unloading"),
@@ -164,9 +186,16 @@ impl Model {
                 n,
                 priority,
                 deadline_ms,
+                client,
             } => {
+                let client = if self.is_crowd { CLIENTS[client] } else { None };
                 let options = SubmitOptions {
                     priority,
+                    client: client.map(Into::into),
+                    share: Share {
+                        weight: client.map_or(1, |name| name.len() as u32),
+                        ..Share::default()
+                    },
                     queue_timeout: deadline_ms.map(Duration::from_millis),
                     ..SubmitOptions::default()
                 };
@@ -298,13 +327,16 @@ impl Model {
         // Who comes back from a lost replica may find that others have started since.
         let now_started = started(factory);
         let never_ran = waiting().filter(|info| info.state.stamps().n_requeues == 0);
-        let first_waiting = never_ran.map(place).min();
+        let waits: Vec<&Entry> = never_ran.map(|info| &self.entries[&info.id]).collect();
         for id in now_started.difference(&self.started) {
-            let place = self.entries[id].place;
-            assert!(
-                first_waiting.is_none_or(|first| place < first),
-                "{id} overtook"
-            );
+            let entry = &self.entries[id];
+            // Another client's request of the same priority may have had its turn before.
+            let is_turn =
+                |other: &Entry| entry.priority == other.priority && entry.client != other.client;
+            let overtaken = waits
+                .iter()
+                .any(|other| entry.place > other.place && !is_turn(other));
+            assert!(!overtaken, "{id} overtook");
         }
         // Whoever waits is not above anybody who could still be preempted for it.
         let head = waiting().min_by_key(|info| place(info));
@@ -314,7 +346,8 @@ impl Model {
                 .position(|runtime| runtime.running().contains(&id));
             at.is_some_and(|replica| !is_shut(replica))
         };
-        if let Some(head) = head.filter(|_| self.preempts) {
+        // Several clients: the one whose turn it is may have come later than the first of them.
+        if let Some(head) = head.filter(|_| self.preempts && !self.is_crowd) {
             for info in listed.iter().filter(|info| !info.state.is_final()) {
                 let is_victim = ["dispatched", "decoding"].contains(&info.state.name())
                     && info.priority < head.priority
@@ -358,6 +391,7 @@ proptest! {
     #[test]
     fn any_sequence_of_operations_keeps_the_books(
         preempt_running: bool,
+        is_crowd: bool,
         ops in prop::collection::vec(op(), 1..150),
     ) {
         let config = ExecutorConfig {
@@ -371,7 +405,7 @@ proptest! {
             ..ExecutorConfig::default()
         };
         let (bench, factory) = Bench::rebuilding(&[2, 1], config);
-        let mut model = Model { preempts: preempt_running, ..Model::default() };
+        let mut model = Model { preempts: preempt_running, is_crowd, ..Model::default() };
         for op in ops {
             model.apply(&bench, &factory, op);
             model.check(&bench);

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-import httpx
+import httpx2 as httpx
 import openai
 from openai import OpenAI
 
@@ -64,9 +64,10 @@ def hold_the_slot(seconds):
     begun = threading.Event()
 
     def run():
-        body = {"model": "slow", "prompt": "x", "stream": True, "max_tokens": 10_000}
+        body = {"model": "slow", "prompt": "x", "stream": True, "max_tokens": 4000}
         headers = {"authorization": "Bearer free"}
         with httpx.stream("POST", base + "/v1/completions", json=body, headers=headers, timeout=60) as stream:
+            assert stream.status_code == 200, stream.status_code
             until = time.monotonic() + seconds
             for _ in stream.iter_raw():
                 begun.set()

@@ -3,7 +3,7 @@
 # content type or shape that is not declared. schemathesis.sh BINARY [EXAMPLES per operation]
 set -euo pipefail
 binary=${1:?usage: schemathesis.sh BINARY [EXAMPLES]}
-examples=${2:-25}
+examples=${2:-10}
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/serve_for_test.sh"
 folder=$(mktemp -d)
@@ -21,8 +21,11 @@ venv=$here/../../target/schemathesis
 make_venv "$venv" "schemathesis==4.32.5"
 checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance
 cd "$folder"
-for plane in "$management" "$url"; do
-  "$venv/bin/schemathesis" run "$plane/openapi.json" --checks "$checks" --phases examples,coverage,fuzzing \
-    --max-examples "$examples" --workers 2 --request-timeout 30 --seed 1 --no-color --generation-database none
-done
+run() {
+  "$venv/bin/schemathesis" run "$1/openapi.json" --checks "$checks" --phases coverage,fuzzing --max-examples "$examples" \
+    --workers 1 --request-timeout 30 --seed 1 --no-color --generation-database none "${@:2}"
+}
+run "$url"
+# Names that a list told are tried elsewhere: an unload would end the test.
+run "$management" --exclude-path-regex '/unload$'
 curl -sf "$url/health" >/dev/null || { echo "the server does not live any more" >&2; exit 1; }

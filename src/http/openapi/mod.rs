@@ -155,12 +155,17 @@ impl Operation {
         errors.extend(OF_THE_WIRE);
         errors.extend(OF_KEYS.iter().filter(|_| !self.is_open));
         errors.sort_unstable();
+        // What the connection layer refuses is worded before the route is known.
+        let schema = match self.error_schema {
+            "Error" => reference("Error"),
+            dialect => schema::any_of(&[reference(dialect), reference("Error")]),
+        };
         for status in errors {
             let error = || {
                 json!({
                     "description": "an error, see its code",
                     "headers": {"x-request-id": {"schema": {"type": "string"}}},
-                    "content": {"application/json": {"schema": reference(self.error_schema)}},
+                    "content": {"application/json": {"schema": schema}},
                 })
             };
             responses.entry(status.to_string()).or_insert_with(error);
