@@ -117,6 +117,31 @@ fn clients_have_names_and_limits() {
     assert_eq!(all.limits, expected);
 }
 
+/// The README shows every field of a key once.
+#[test]
+fn the_readmes_keys_are_valid_and_complete() {
+    let readme = include_str!("../../README.md");
+    let (_, section) = readme.split_once("### Keys and logs").expect("the section");
+    let (_, block) = section.split_once("```toml\n").expect("an example");
+    let (block, _) = block.split_once("```").expect("its end");
+    let config = parse(block).expect("the example is valid");
+    config.check().expect("it is sound");
+    let [alice, bob] = config.keys.as_slice() else {
+        panic!("{:?}", config.keys);
+    };
+    assert!(!alice.models.is_empty() && bob.key_env.is_some());
+    let KeyLimits {
+        max_priority,
+        weight,
+        max_inflight,
+        max_queued,
+        requests_per_minute,
+        tokens_per_minute,
+    } = alice.limits.clone();
+    assert!(max_priority != i32::MAX && weight > 1 && max_inflight.is_some());
+    assert!(max_queued.is_some() && requests_per_minute.is_some() && tokens_per_minute.is_some());
+}
+
 #[test]
 fn faulty_limits_of_keys_are_named() {
     for (lines, fault) in [

@@ -45,7 +45,11 @@ fn register(call: &Call<'_>, mut exchange: Exchange) {
         Err(error) => return exchange.error(&error),
     };
     exchange.record.model.clone_from(&asked.model.name);
-    exchange.record.prompt_tokens = asked.prefix.tokens.len() as u64;
+    let n_tokens = asked.prefix.tokens.len() as u64;
+    exchange.record.prompt_tokens = n_tokens;
+    if let Err(error) = exchange.reserve(n_tokens, &[]) {
+        return exchange.error(&error);
+    }
     let Asked {
         model,
         prefix,
