@@ -20,7 +20,9 @@ pub use backends::{
 };
 pub use executor::{ExecutorConfig, TargetInflight};
 pub use keys::{KeyConfig, KeyLimits};
-pub use models::{BUILTIN_MODEL, FakeConfig, LifecycleConfig, ModelConfig, ModelSource};
+pub use models::{
+    BUILTIN_MODEL, FakeConfig, LifecycleConfig, ModelConfig, ModelSource, TOOL_FORMATS,
+};
 pub use pool::PoolConfig;
 pub use pooling::Pooling;
 

@@ -7,7 +7,9 @@
 
 mod upstream;
 
-pub use upstream::{TextLogprob, TextToken, UpstreamCall, UpstreamFault, UpstreamPrompt};
+pub use upstream::{
+    TextLogprob, TextToken, UpstreamCall, UpstreamFault, UpstreamPart, UpstreamPrompt,
+};
 
 use crate::constraint::ConstraintSource;
 use std::fmt;
@@ -381,6 +383,8 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Generated tokens; a final end-of-generation token counts.
     pub completion_tokens: u32,
+    /// Generated tokens that were thoughts, where another server counts them; else 0.
+    pub reasoning_tokens: u32,
     /// Loops the request ran with (1 for ordinary models): granted, and with early exit the most.
     pub loops: u32,
     /// Tokens that went through the loop for this request, each once: prompt and generated ones, but
@@ -425,6 +429,8 @@ pub enum GenerationEvent {
         /// Of the tokens whose text this is, when `logprobs` was asked.
         logprobs: Vec<TextLogprob>,
     },
+    /// Something beside the text that another server has told apart.
+    Part(UpstreamPart),
     /// The generation ended well.
     Finished {
         /// Why.

@@ -243,6 +243,11 @@ mod tests {
         for (template, family) in table {
             assert_eq!(Family::of_template(template), family, "{template}");
         }
+        let formats = crate::config::TOOL_FORMATS[1..].iter().copied();
+        assert!(
+            formats.eq(Family::ALL.map(Family::name)),
+            "the configuration knows all"
+        );
         for family in Family::ALL {
             assert_eq!(Family::parse(family.name()), Some(family));
             let marks = family.visible_marks();

@@ -5,7 +5,7 @@
 //! is told (`http`'s shapes), what a prompt looks like (`tokenizer::chat_template`).
 //!
 //! Reading order: this file, `family` (the forms there are), `parser` (the state machine), `item` (one
-//! call) with `json` and `pythonic` (reading what is still being written).
+//! call) with `json` and `pythonic` (reading what is still being written), `surface` (grammars of calls).
 
 mod family;
 mod item;
@@ -14,10 +14,12 @@ mod parser;
 #[cfg(test)]
 mod parser_tests;
 mod pythonic;
+mod surface;
 
 pub use family::{Family, THINK_MARKS, ThinkMarks};
 pub use item::ToolShape;
 pub use parser::{AnswerParser, CallOptions, ParserOptions, ReasoningOptions};
+pub use surface::{AnswerBody, AnswerGrammar, CallGrammar, CallSchema, Instead, Thoughts};
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

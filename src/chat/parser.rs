@@ -139,6 +139,12 @@ impl AnswerParser {
         self.n_calls > 0
     }
 
+    /// Whether what comes next belongs to thoughts.
+    #[must_use]
+    pub fn is_thinking(&self) -> bool {
+        matches!(self.state, State::Thinking { .. })
+    }
+
     /// Text that is certain; appends the parts that are certain now.
     pub fn push(&mut self, text: String, parts: &mut Vec<Part>) {
         if text.is_empty() {

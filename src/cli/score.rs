@@ -188,6 +188,7 @@ fn prompt_logprobs(
             GenerationEvent::Token { .. }
             | GenerationEvent::Text { .. }
             | GenerationEvent::Embedding(_)
+            | GenerationEvent::Part(_)
             | GenerationEvent::Failed(_) => {}
         }
     }

@@ -14,6 +14,19 @@ use std::time::Duration;
 /// is `./builtin`.
 pub const BUILTIN_MODEL: &str = "builtin";
 
+/// Forms in which models write calls of tools; "auto" = as the model's chat template shows.
+pub const TOOL_FORMATS: [&str; 9] = [
+    "auto",
+    "hermes",
+    "llama3",
+    "pythonic",
+    "mistral",
+    "deepseek",
+    "command",
+    "tool_call_token",
+    "generic",
+];
+
 /// What answers a model's requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
@@ -90,6 +103,8 @@ pub struct ModelConfig {
     pub engine: EngineConfig,
     /// Copies, and when they are loaded and unloaded.
     pub lifecycle: LifecycleConfig,
+    /// How it writes calls of tools: one of [`TOOL_FORMATS`] but "auto"; None = as its template shows.
+    pub tool_format: Option<String>,
 }
 
 impl ModelConfig {
@@ -103,6 +118,7 @@ impl ModelConfig {
             executor: ExecutorConfig::default(),
             engine: EngineConfig::default(),
             lifecycle: LifecycleConfig::default(),
+            tool_format: None,
         }
     }
 
@@ -188,6 +204,7 @@ pub(super) struct FileModel {
     idle_unload_s: Option<Duration>,
     pinned: Option<bool>,
     device_weight: Option<u32>,
+    tool_format: Option<String>,
     /// Read only to check the keys; the values come from the merged tables.
     #[serde(default, rename = "executor")]
     _executor: ExecutorConfig,
@@ -208,6 +225,13 @@ impl FileModel {
         let mut lifecycle = self.lifecycle();
         let is_replicas_given = self.replicas.is_some();
         let aliases = self.aliases.clone();
+        let tool_format = self.tool_format.clone().filter(|format| format != "auto");
+        if let Some(unknown) = tool_format.as_deref().filter(|f| !TOOL_FORMATS.contains(f)) {
+            return Err(format!(
+                "models.{name}.tool_format: {unknown:?} is none of {}",
+                TOOL_FORMATS.join(", ")
+            ));
+        }
         let source = self.source(&name, folder)?;
         if let Some(fault) = source.fault() {
             return Err(format!("models.{name}.{}: {fault}", source.backend()));
@@ -227,6 +251,7 @@ impl FileModel {
             executor,
             engine,
             lifecycle,
+            tool_format,
         })
     }
 

@@ -57,6 +57,22 @@ fn local_values_win_per_key_and_models_inherit_sections() {
     );
     let file = Path::new("/etc/t/m.gguf").to_owned();
     assert_eq!(model.source, ModelSource::File(file));
+    let told = |format: &str| {
+        parse(&format!(
+            "[models.m.fake]\n[models.m]\ntool_format = \"{format}\"\n"
+        ))
+    };
+    let format = |format: &str| told(format).expect("valid").models[0].tool_format.clone();
+    assert_eq!(
+        (format("auto"), format("hermes").as_deref()),
+        (None, Some("hermes"))
+    );
+    assert!(
+        told("herms")
+            .unwrap_err()
+            .to_string()
+            .contains("models.m.tool_format")
+    );
     let builtin = parse("[models.m]\nfile = \"builtin\"\n").expect("valid");
     let source = ModelSource::File(BUILTIN_MODEL.into());
     assert_eq!(builtin.models[0].source, source);

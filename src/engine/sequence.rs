@@ -367,6 +367,7 @@ impl Sequence {
             prompt_tokens: self.n_prompt() as u32,
             cached_tokens: self.n_cached.unwrap_or(0),
             completion_tokens: self.n_generated() as u32,
+            reasoning_tokens: 0,
             loops: self.loops,
             loop_rows: self.loop_rows,
             loop_iterations: self.loop_iterations,

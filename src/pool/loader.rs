@@ -15,6 +15,7 @@ use super::model::{
     WindowRange,
 };
 use super::overrides::Estimate;
+use crate::chat::Family;
 use crate::config::{EngineConfig, FakeConfig, ModelConfig, ModelSource};
 use crate::engine::arbiter::{DeviceArbiter, DeviceShare};
 use crate::format::ModelFile;
@@ -149,6 +150,7 @@ impl ModelLoader for SourceLoader {
             chat_template: recipe.chat_template,
             meta: ModelMeta {
                 memory,
+                tool_family: config.tool_format.as_deref().and_then(Family::parse),
                 ..recipe.meta
             },
             runtimes: watch,
@@ -382,6 +384,7 @@ fn native_meta(
         vocab_size: spec.vocab_size,
         trained_context_length: spec.context_length,
         fingerprint: fingerprint(file, &config.engine, runtime.backend_name()),
+        tool_family: None,
         loops: LoopRange {
             default: runtime.plan().default_loops,
             max: runtime.plan().max_loops,

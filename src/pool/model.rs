@@ -4,6 +4,7 @@
 //! how a model is made (`loader`).
 
 use super::ledger::ModelMemory;
+use crate::chat::Family;
 use crate::config::Pooling;
 use crate::model::ExitRules;
 use crate::rate::finished_after_s;
@@ -32,6 +33,8 @@ pub struct ModelMeta {
     pub trained_context_length: u32,
     /// Changes when the answers of a seed may change: version and model file.
     pub fingerprint: String,
+    /// How it writes calls of tools, where the configuration says so; None = as its template shows.
+    pub tool_family: Option<Family>,
     /// Loops that requests may ask for.
     pub loops: LoopRange,
     /// Rules by which their tokens may leave the loop early.

@@ -79,6 +79,27 @@ pub struct TextLogprob {
     pub top: Vec<TextToken>,
 }
 
+/// What another server tells apart from the text of its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpstreamPart {
+    /// What the model thinks.
+    Reasoning(String),
+    /// A call of a tool begins; `index` counts the calls of the answer from 0.
+    CallBegin {
+        /// Which call.
+        index: u32,
+        /// Of the tool.
+        name: String,
+    },
+    /// The next piece of a call's arguments, JSON text.
+    CallArguments {
+        /// Which call.
+        index: u32,
+        /// May be cut anywhere between characters.
+        fragment: String,
+    },
+}
+
 /// How another server let a request down. That it has no room is another word:
 /// [`super::RequestError::Overloaded`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -113,6 +113,7 @@ impl Features {
             F::Loops,
             F::CacheWindow,
             F::Prefixes,
+            F::Tools,
             F::StructuredOutput,
             F::Embeddings,
         ])
@@ -129,7 +130,13 @@ impl Features {
     #[must_use]
     pub fn upstream() -> Self {
         use Feature as F;
-        Self::of(&[F::Chat, F::Completions, F::Logprobs, F::StructuredOutput])
+        Self::of(&[
+            F::Chat,
+            F::Completions,
+            F::Logprobs,
+            F::Tools,
+            F::StructuredOutput,
+        ])
     }
 
     /// Without one.

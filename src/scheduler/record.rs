@@ -10,7 +10,9 @@ use super::lifecycle::{IllegalTransition, Lifecycle, Stamp, Stamps, Transition};
 use super::mailbox::Sender;
 use super::queue::{QueueKey, Share};
 use super::ticket::Outcome;
-use crate::request::{FinishReason, GenerationEvent, GenerationRequest, RequestError, Usage};
+use crate::request::{
+    FinishReason, GenerationEvent, GenerationRequest, RequestError, TokenId, Usage,
+};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,6 +40,8 @@ pub struct SubmitOptions {
     pub streaming: bool,
     /// Leave control tokens out of the text.
     pub skip_special_tokens: bool,
+    /// But not these: marks between the parts of an answer.
+    pub shown_tokens: Arc<[TokenId]>,
 }
 
 impl Default for SubmitOptions {
@@ -51,6 +55,7 @@ impl Default for SubmitOptions {
             share: Share::default(),
             streaming: false,
             skip_special_tokens: true,
+            shown_tokens: Arc::default(),
         }
     }
 }

@@ -13,7 +13,7 @@ use super::queue::Event;
 use super::record::{Delivery, Ending, Record};
 use crate::request::{
     FinishReason, GenerationEvent, RequestError, RequestId, TextLogprob, TokenId, TokenLogprob,
-    Usage,
+    UpstreamPart, Usage,
 };
 use crate::tokenizer::{TextStep, TextStream};
 use std::collections::VecDeque;
@@ -46,6 +46,8 @@ pub struct GenerationChunk {
     pub logprobs: Vec<TokenLogprob>,
     /// The same from a runtime that sends text without ids.
     pub text_logprobs: Vec<TextLogprob>,
+    /// Instead of text: what such a runtime has told apart from it.
+    pub part: Option<UpstreamPart>,
 }
 
 /// A whole answer.
@@ -321,6 +323,13 @@ impl TokenStream {
                     self.stop_by_text(stop_idx);
                 }
             }
+            Delivery::Event(GenerationEvent::Part(part)) => {
+                self.n_tokens += 1; // as above
+                self.ready.push_back(StreamEvent::Chunk(GenerationChunk {
+                    part: Some(part),
+                    ..GenerationChunk::default()
+                }));
+            }
             // Sinks keep ends out of the mailbox: these come as `End`.
             Delivery::Event(GenerationEvent::Finished { .. } | GenerationEvent::Failed(_)) => {}
             Delivery::End(end) => {
@@ -508,10 +517,10 @@ impl TextMaker {
         let text_logprobs = std::mem::take(&mut self.held_text);
         let is_empty = text.is_empty() && logprobs.is_empty() && text_logprobs.is_empty();
         (!is_empty).then_some(GenerationChunk {
-            token_id: None,
             text,
             logprobs,
             text_logprobs,
+            ..GenerationChunk::default()
         })
     }
 }

@@ -58,6 +58,8 @@ impl Tokenizer {
         template: &ChatTemplate,
         input: &TemplateInput,
     ) -> Result<ChatPrompt, TemplateError> {
+        let adapted = template.adapted(input);
+        let input = adapted.as_ref().unwrap_or(input);
         let stand_ins = StandIns::choose(self, template, input)?;
         if stand_ins.by_name.is_empty() {
             let text = template.render(input)?;

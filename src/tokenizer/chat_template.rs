@@ -13,9 +13,11 @@
 //! ignored.
 
 use super::template_functions::{self, Raised};
+use super::template_traits::TemplateTraits;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, Value};
 use std::error::Error as _;
+use std::sync::OnceLock;
 
 /// Work of one rendering: about this many instructions or 64 times as many bytes (64 MB), which
 /// takes well under a second.
@@ -34,6 +36,8 @@ pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
+    /// Found out at the first prompt that needs it.
+    pub(super) traits: OnceLock<TemplateTraits>,
 }
 
 /// Why a template cannot be compiled or rendered; the text says where.
@@ -76,6 +80,7 @@ impl ChatTemplate {
             source: source.to_owned(),
             bos: bos.to_owned(),
             eos: eos.to_owned(),
+            traits: OnceLock::new(),
         })
     }
 

@@ -40,6 +40,8 @@ pub enum GrammarSpec {
     JsonSchema(Value),
     /// A context-free grammar: GBNF from `root`, or the crate's dialect of Lark from `start`.
     ContextFree(String),
+    /// The crate's dialect of Lark from `start`, written here and not by a client.
+    Lark(String),
     /// The whole answer matches.
     Regex(String),
     /// One of these texts.
@@ -262,6 +264,42 @@ fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<Compiled, Gram
     })
 }
 
+/// A schema as a value within a Lark grammar.
+#[must_use]
+pub fn schema_in_lark(schema: &Value) -> String {
+    let mut schema = schema.clone();
+    if let Value::Object(fields) = &mut schema {
+        // The crate's own key: it never comes from a client.
+        let options = json!({"whitespace_flexible": true, "whitespace_pattern": JSON_SPACE});
+        fields.insert("x-guidance".to_owned(), options);
+    }
+    format!("%json {schema}")
+}
+
+impl GrammarSpec {
+    /// The same as a value within a Lark grammar.
+    ///
+    /// # Errors
+    /// When it is no sound grammar.
+    pub fn in_lark(&self) -> Result<String, GrammarError> {
+        Ok(match self {
+            Self::JsonObject => schema_in_lark(&json!({"type": "object"})),
+            Self::JsonSchema(schema @ Value::Object(_)) => schema_in_lark(schema),
+            Self::JsonSchema(_) => schema_in_lark(&json!({})),
+            Self::ContextFree(text) if gbnf::is_gbnf(text) => {
+                let lark = gbnf::to_lark(text).map_err(GrammarError)?;
+                format!("%lark {{\n{lark}\n}}")
+            }
+            Self::ContextFree(text) | Self::Lark(text) => format!("%lark {{\n{text}\n}}"),
+            Self::Regex(text) => format!("/{}/", text.replace('/', "\\/")),
+            Self::Choice(texts) => {
+                let quoted = texts.iter().map(|text| json!(text).to_string());
+                format!("({})", quoted.collect::<Vec<_>>().join(" | "))
+            }
+        })
+    }
+}
+
 fn top_level(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
     let json = |mut schema: Value| {
         if let Value::Object(fields) = &mut schema {
@@ -283,6 +321,7 @@ fn top_level(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
             TopLevelGrammar::from_lark(gbnf::to_lark(text).map_err(GrammarError)?)
         }
         GrammarSpec::ContextFree(text) => TopLevelGrammar::from_lark(text.clone()),
+        GrammarSpec::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
         GrammarSpec::Regex(text) => TopLevelGrammar::from_regex(text),
         GrammarSpec::Choice(texts) => {
             if texts.is_empty() || texts.iter().any(String::is_empty) {

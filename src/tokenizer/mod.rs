@@ -4,7 +4,8 @@
 //! workers encode and decode; the engine sees ids only). Reading order: this file, `vocabulary`,
 //! `special` (special tokens in text), `bpe` with `pretokenizers` (byte-level vocabularies), `spm`
 //! (SentencePiece vocabularies), `wordpiece` (BERT's), `from_gguf` (reading the metadata), `text_stream` (incremental
-//! detokenizer with stop strings), `chat_template`, `chat_prompt` (messages to tokens).
+//! detokenizer with stop strings), `chat_template`, `template_traits` (what a template can do
+//! with tools), `chat_prompt` (messages to tokens).
 //!
 //! Invariants: `encode` and `decode` never fail and never panic, whatever the text or the ids; a
 //! text encoded without `parse_special` never contains a control token beside BOS and EOS.
@@ -19,6 +20,7 @@ mod pretokenizers;
 mod special;
 mod spm;
 mod template_functions;
+mod template_traits;
 pub mod text_stream;
 mod vocabulary;
 mod wordpiece;
@@ -31,7 +33,8 @@ use vocabulary::{TokenKind, Vocabulary};
 
 pub use chat_prompt::ChatPrompt;
 pub use chat_template::{ChatTemplate, TemplateError};
-pub use grammar::{GrammarError, GrammarSpec, Grammars};
+pub use grammar::{GrammarError, GrammarSpec, Grammars, schema_in_lark};
+pub use template_traits::{CallStyle, TemplateTraits};
 pub use text_stream::{TextStep, TextStream};
 
 /// The value of `tokenizer.ggml.pre` that stands for these expressions, if there is one.
@@ -216,6 +219,12 @@ impl Tokenizer {
     pub fn is_control(&self, token: TokenId) -> bool {
         let kind = self.vocabulary.kind(token);
         matches!(kind, TokenKind::Control | TokenKind::Unknown)
+    }
+
+    /// The control token of this name.
+    #[must_use]
+    pub fn control_token(&self, name: &str) -> Option<TokenId> {
+        self.special.control(name)
     }
 
     /// Tokens that end a generation (EOS, end of turn, ..), ascending.

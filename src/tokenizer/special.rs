@@ -92,6 +92,12 @@ impl SpecialTokens {
         found.map(|(_, name)| name).collect()
     }
 
+    /// The control token of this name.
+    pub(crate) fn control(&self, name: &str) -> Option<TokenId> {
+        let entry = self.tokens.get(name.as_bytes())?;
+        entry.needs_trust.then_some(entry.token)
+    }
+
     /// User-defined tokens in `text` and their byte ranges: ascending, not overlapping.
     pub(crate) fn user_defined(&self, text: &str) -> Vec<(TokenId, Range<usize>)> {
         self.find(text, |entry, _| !entry.needs_trust)

@@ -25,6 +25,8 @@ pub struct TextStream {
     stops: Vec<String>,
     include_stop: bool,
     skip_special: bool,
+    /// Shown all the same.
+    shown: Arc<[TokenId]>,
     /// The beginning of a UTF-8 sequence, at most 3 bytes between calls.
     partial: Vec<u8>,
     /// Text that is not given out yet: between calls a proper prefix of a stop string.
@@ -66,17 +68,26 @@ impl TextStream {
             stops: stops.to_vec(),
             include_stop,
             skip_special: false,
+            shown: Arc::default(),
             partial: Vec::new(),
             held: String::new(),
             stop_idx: None,
         }
     }
 
+    /// These control tokens are text whatever `skip_special` says: marks that tell the parts of an
+    /// answer apart.
+    #[must_use]
+    pub fn showing(mut self, tokens: Arc<[TokenId]>) -> Self {
+        self.shown = tokens;
+        self
+    }
+
     /// One more token.
     pub fn push(&mut self, token: TokenId) -> TextStep {
         if let Some(tokenizer) = &self.tokenizer
             && self.stop_idx.is_none()
-            && !(self.skip_special && tokenizer.is_control(token))
+            && !(self.skip_special && tokenizer.is_control(token) && !self.shown.contains(&token))
         {
             self.partial.extend_from_slice(tokenizer.token_bytes(token));
             move_certain_characters(&mut self.partial, &mut self.held);
@@ -261,6 +272,14 @@ mod tests {
             let text: String = tokens.map(|token| stream.push(token).text).concat();
             assert_eq!(text, shown);
         }
+    }
+
+    #[test]
+    fn marks_are_shown_although_other_control_tokens_are_not() {
+        let tokenizer = Arc::new(Tokenizer::bytes());
+        let mut stream = TextStream::new(tokenizer, &[], false, true).showing([258].into());
+        let text: String = [258, 97, 259].map(|token| stream.push(token).text).concat();
+        assert_eq!(text, "<|im_start|>a");
     }
 
     #[test]

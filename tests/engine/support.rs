@@ -80,6 +80,7 @@ impl JobSink for Collector {
             }
             GenerationEvent::Embedding(vector) => outcome.embedding = Some(vector),
             GenerationEvent::Text { text, .. } => panic!("the engine knows no text: {text}"),
+            GenerationEvent::Part(part) => panic!("the engine knows no parts: {part:?}"),
             GenerationEvent::Finished { reason, mut usage } => {
                 outcome.loops = LoopCounts {
                     rows: std::mem::take(&mut usage.loop_rows),

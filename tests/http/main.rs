@@ -25,6 +25,7 @@ mod schema;
 mod shapes;
 mod streams;
 mod structured;
+mod tools;
 mod window;
 
 use client::Client;

@@ -199,7 +199,6 @@ fn missing_capabilities(front: &Front) {
         (chat, json!({"messages": messages, "min_loops": 1}), "loops"),
         (chat, json!({"messages": messages, "adaptive": {"rule": "kl", "threshold": 1}}), "loops"),
         (chat, json!({"messages": messages, "cache_window": 64}), "cache_window"),
-        (chat, json!({"messages": messages, "tools": [{"type": "function"}]}), "tools"),
         (chat, json!({"messages": image}), "vision"),
         (text, json!({"prompt": [1, 2]}), "token_ids"),
         (text, json!({"prompt": "a", "echo": true}), "echo"),

@@ -70,7 +70,7 @@ impl Submitted {
                     n_pieces += 1;
                     continue;
                 }
-                GenerationEvent::Token { .. } => {
+                GenerationEvent::Token { .. } | GenerationEvent::Part(_) => {
                     n_pieces += 1;
                     continue;
                 }

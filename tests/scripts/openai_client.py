@@ -6,6 +6,7 @@ Exits 0 when every check holds; the first that does not is named.
 """
 
 import concurrent.futures
+import json
 import math
 import sys
 import urllib.request
@@ -179,7 +180,11 @@ def errors():
     broken = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "thing"}}}
     expect(bad, "invalid_json_schema", ask(response_format=broken), "response_format.json_schema.schema")
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    expect(bad, "unsupported_parameter", ask(tools=[tool]), "tools")
+    expect(bad, "unsupported_parameter", ask(extra_body={"functions": [tool["function"]]}), "functions")
+    expect(bad, "invalid_value", ask(tools=[tool], tool_choice={"type": "function", "function": {"name": "g"}}))
+    odd = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "thing"}}}}}
+    place = "tools[0].function.parameters"
+    expect(bad, "invalid_json_schema", ask(tools=[odd], tool_choice="required"), place)
     error = expect(bad, "context_length_exceeded", ask(max_tokens=10**7))
     assert "maximum context length" in str(error)
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
@@ -198,6 +203,81 @@ def structured_output():
     )
     place = answer.choices[0].message.parsed
     assert isinstance(place, Place) and isinstance(place.is_capital, bool), answer
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "enum": ["Paris", "Vienna"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 5},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@check
+def required_tools():
+    ask = [{"role": "user", "content": "What will the weather be in Vienna?"}]
+    arguments = dict(model=model, messages=ask, tools=[WEATHER], temperature=0, max_tokens=200)
+    answer = client.chat.completions.create(**arguments, tool_choice="required", parallel_tool_calls=False)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None, choice
+    [call] = choice.message.tool_calls
+    assert call.type == "function" and call.id.startswith("call_"), call
+    given = json.loads(call.function.arguments)
+    assert given["city"] in ("Paris", "Vienna") and 1 <= given["days"] <= 5, given
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    stream = client.chat.completions.create(**arguments, tool_choice=named, stream=True)
+    pieces, finish = [], None
+    for chunk in stream:
+        finish = chunk.choices[0].finish_reason or finish
+        pieces += chunk.choices[0].delta.tool_calls or []
+    assert finish == "stop" and {piece.index for piece in pieces} == {0}, pieces
+    assert pieces[0].id and pieces[0].function.name == "get_weather"
+    assert all(piece.id is None for piece in pieces[1:])
+    json.loads("".join(piece.function.arguments for piece in pieces))
+    # The result goes back, and the model answers.
+    history = ask + [
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "Sunny, 25 degrees."},
+    ]
+    last = client.chat.completions.create(**{**arguments, "messages": history, "max_tokens": 24}, tool_choice="none")
+    assert last.choices[0].message.content and not last.choices[0].message.tool_calls
+
+
+@check
+def parsed_tools():
+    class GetWeather(pydantic.BaseModel):
+        """Tells the weather of a city."""
+
+        city: str
+        is_now: bool
+
+    answer = client.chat.completions.parse(
+        model=model, messages=question, tools=[openai.pydantic_function_tool(GetWeather)],
+        tool_choice="required", parallel_tool_calls=False, temperature=0, max_tokens=200,
+    )
+    [call] = answer.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, GetWeather), call
+
+
+@check
+def tools_that_the_model_may_call():
+    with client.chat.completions.stream(
+        model=model, messages=question, tools=[WEATHER], temperature=0, max_tokens=40
+    ) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason in ("stop", "length", "tool_calls"), final
 
 
 @check

@@ -242,6 +242,7 @@ fn note(served: &mut Served, event: GenerationEvent, now: f64) -> Result<bool, E
         }
         GenerationEvent::Failed(error) => Err(Error::other("the engine", error)),
         GenerationEvent::Text { .. }
+        | GenerationEvent::Part(_)
         | GenerationEvent::PromptLogprobs(_)
         | GenerationEvent::Embedding(_) => Ok(false),
     }

@@ -87,6 +87,7 @@ impl Call<'_> {
             share: self.access.share(),
             streaming: common.stream,
             skip_special_tokens: common.skip_special,
+            shown_tokens: Arc::default(),
         })
     }
 }

@@ -23,6 +23,8 @@ pub enum Update {
         /// The same from a server that tells no token ids.
         text_logprobs: Vec<TextLogprob>,
     },
+    /// What another server has told apart already.
+    Part(Part),
     /// The job ended well.
     Finished(Finished),
 }
@@ -49,6 +51,8 @@ pub struct ChoicePlan {
     pub echo: Option<(String, Arc<[TokenId]>)>,
     /// Tells its text apart.
     pub parser: AnswerParser,
+    /// Calls were asked for by name, so that they end the answer like any other text.
+    pub calls_are_stop: bool,
 }
 
 /// What an update means for the client.
@@ -123,6 +127,8 @@ struct Choice {
     plan: ChoicePlan,
     is_open: bool,
     calls_tools: bool,
+    /// Tokens that came while the parser was within thoughts.
+    n_reasoning: u32,
     prompt_logprobs: Vec<TokenLogprob>,
     /// Of text that the parser holds back.
     waiting: Logprobs,
@@ -146,6 +152,7 @@ impl Growing {
             plan,
             is_open: false,
             calls_tools: false,
+            n_reasoning: 0,
             prompt_logprobs: Vec::new(),
             waiting: Logprobs::default(),
             is_finished: false,
@@ -199,11 +206,18 @@ impl Growing {
                 let entries = logprobs.into_iter().map(|entry| (entry.token, Some(entry)));
                 choice.waiting.entries.extend(entries);
                 choice.waiting.text_entries.extend(text_logprobs);
+                choice.n_reasoning += u32::from(choice.plan.parser.is_thinking());
                 let held = text.is_empty() && !choice.waiting.is_empty();
                 choice.plan.parser.push(text, &mut parts);
                 if held && parts.is_empty() {
                     parts.push(Part::Text(String::new())); // tokens without text are told at once
                 }
+                None
+            }
+            Update::Part(part) => {
+                // What was said before it comes before it.
+                choice.plan.parser.finish(&mut parts);
+                parts.push(part);
                 None
             }
             Update::Finished(finished) => {
@@ -224,6 +238,8 @@ impl Growing {
             let finish = choice.finish(&finished);
             let counted = &mut self.prompt_counted[choice.plan.prompt_idx];
             self.usage.add(finished.usage, !*counted);
+            let n_told = finished.usage.reasoning_tokens;
+            self.usage.add_reasoning(choice.n_reasoning.max(n_told));
             *counted = true;
             take(Step::Finish(Box::new(Ending {
                 finish,
@@ -264,7 +280,9 @@ impl Choice {
 
     fn finish(&self, finished: &Finished) -> Finish {
         match (finished.reason, finished.stop_idx) {
-            (FinishReason::Stop, _) if self.calls_tools => Finish::ToolCalls,
+            (FinishReason::Stop, _) if self.calls_tools && !self.plan.calls_are_stop => {
+                Finish::ToolCalls
+            }
             (FinishReason::Stop, Some(stop_idx)) => Finish::StopString(stop_idx),
             (FinishReason::Stop, None) => Finish::Stop,
             (FinishReason::Length, _) => Finish::Length,

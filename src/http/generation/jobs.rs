@@ -5,9 +5,10 @@
 //! `scheduler::TokenStream` makes.
 
 use super::growing::{Finished, Update};
+use crate::chat::Part;
 use crate::http::errors::ApiError;
 use crate::pool::LoadedModel;
-use crate::request::{GenerationRequest, RequestError, TokenLogprob};
+use crate::request::{GenerationRequest, RequestError, TokenLogprob, UpstreamPart};
 use crate::scheduler::{CancelHandle, Loops, StreamEvent, SubmitOptions, TokenStream};
 use std::time::{Duration, Instant};
 
@@ -136,6 +137,9 @@ impl Jobs {
             StreamEvent::Failed(error) => Wait::Failed(error.into()),
             StreamEvent::Chunk(chunk) => {
                 self.n_tokens += u64::from(chunk.token_id.is_some() || self.is_forwarded);
+                if let Some(part) = chunk.part {
+                    return Wait::Update(job_idx, Update::Part(told(part)));
+                }
                 let update = Update::Text {
                     text: chunk.text,
                     logprobs: chunk.logprobs,
@@ -155,5 +159,14 @@ impl Jobs {
                 Wait::Update(job_idx, Update::Finished(finished))
             }
         }
+    }
+}
+
+/// Another server's words for a part of an answer as ours.
+fn told(part: UpstreamPart) -> Part {
+    match part {
+        UpstreamPart::Reasoning(text) => Part::Reasoning(text),
+        UpstreamPart::CallBegin { index, name } => Part::CallBegin { index, name },
+        UpstreamPart::CallArguments { index, fragment } => Part::CallArguments { index, fragment },
     }
 }

@@ -15,7 +15,8 @@ use crate::http::openai::completions::{CompletionRequest, Prompt};
 use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::Fields;
 use crate::http::openai::forward;
-use crate::http::openai::prompt::{chat_prompt, non_empty, text_prompt};
+use crate::http::openai::prompt::{non_empty, rendered_chat, text_prompt};
+use crate::http::openai::reading::Reading;
 use crate::http::openai::sampling::{CommonOptions, check_context};
 use crate::pool::LoadedModel;
 use crate::request::{GenerationRequest, RequestId, TokenId};
@@ -114,7 +115,8 @@ pub fn chat(call: &Call<'_>, body: &Map<String, Value>) -> Result<Prepared, ApiE
     request.common.depth = Depth::parse(&fields, loops, &model.meta)?;
     let options = call.options(&fields, &request.common)?;
     preflight(&model, request.max_tokens)?;
-    let prompt = chat_prompt(&model, &tokenizer, &request.conversation)?;
+    let rendered = rendered_chat(&model, &tokenizer, &request.conversation)?;
+    let prompt = non_empty(tokenizer.encode_prompt(&rendered), "messages")?;
     let context = model.context_length;
     let room = context.saturating_sub(prompt.len() as u32);
     // With no limit given the answer may fill the context, but it must have room for a token.
@@ -122,7 +124,12 @@ pub fn chat(call: &Call<'_>, body: &Map<String, Value>) -> Result<Prepared, ApiE
     check_context(prompt.len(), max_tokens, context, "messages")
         .inspect_err(|_| model.executor.count_refusal("context_length_exceeded"))?;
     let common = &request.common;
-    let constraint = constraint(&model, common)?;
+    let reading = Reading::new(&model, &tokenizer, &request.conversation, rendered.text());
+    let constraint = reading.constraint(common.structure.as_ref())?;
+    let options = SubmitOptions {
+        shown_tokens: reading.shown_tokens(),
+        ..options
+    };
     let jobs = (0..common.n).map(|sample| {
         let mut job = common.request(Arc::clone(&prompt), max_tokens, sample);
         job.constraint.clone_from(&constraint);
@@ -131,7 +138,7 @@ pub fn chat(call: &Call<'_>, body: &Map<String, Value>) -> Result<Prepared, ApiE
     });
     Ok(Prepared {
         jobs: jobs.collect(),
-        plans: vec![ChoicePlan::default(); common.n as usize],
+        plans: vec![reading.plan(); common.n as usize],
         options,
         info: AnswerInfo {
             prompt_tokens: prompt.len() as u64,

@@ -21,6 +21,7 @@ pub struct UsageSum {
     prompt: u64,
     cached: u64,
     completion: u64,
+    reasoning: u64,
     /// Fewest loops that any job was granted; 0 before the first.
     granted: u32,
     /// Tokens that looped, and their loops together.
@@ -76,6 +77,11 @@ impl UsageSum {
         self.loop_iterations += usage.loop_iterations;
     }
 
+    /// Adds tokens of one job that were thoughts; they are among its completion tokens.
+    pub fn add_reasoning(&mut self, n_tokens: u32) {
+        self.reasoning = (self.reasoning + u64::from(n_tokens)).min(self.completion);
+    }
+
     fn loops(&self, asked: AskedLoops) -> LoopCounts {
         let counted = (self.loop_rows > 0).then(|| {
             let mean = self.loop_iterations as f64 / self.loop_rows as f64;
@@ -100,7 +106,7 @@ impl UsageSum {
                 cached_tokens: self.cached,
             },
             completion_tokens_details: CompletionDetails {
-                reasoning_tokens: 0,
+                reasoning_tokens: self.reasoning,
             },
             loops: loops.map(|asked| self.loops(asked)),
         }

@@ -1,11 +1,13 @@
 //! `POST /v1/chat/completions`: the request and the shapes of its answers.
 //!
-//! Pure functions between JSON and our words; running the jobs is `generate`. `developer`
-//! messages become `system`, text parts are joined to one text, images and audio are refused.
+//! Pure functions between JSON and our words; running the jobs is `generation`. What is not here:
+//! messages (`messages`), tools (`tools`), how the answer is read (`reading`).
 
-use super::fields::{Fields, kind_of, wrong_kind};
+use super::fields::Fields;
 use super::logprobs::ChatLogprobs;
+use super::messages::messages;
 use super::sampling::CommonOptions;
+use super::tools::Tools;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::tokenizer::chat_template::TemplateInput;
 use serde::Serialize;
@@ -47,6 +49,10 @@ pub struct Conversation {
     pub template: TemplateInput,
     /// The last assistant message, when the answer shall continue it.
     pub continued: Option<String>,
+    /// Functions that the answer may call.
+    pub tools: Tools,
+    /// Thoughts are told apart from the answer (`reasoning_format`); else they stay in its text.
+    pub tells_thoughts: bool,
 }
 
 impl Conversation {
@@ -54,6 +60,7 @@ impl Conversation {
     /// unless the request says otherwise.
     pub fn parse(fields: &Fields<'_>, for_answer: bool) -> Result<Self, ApiError> {
         let messages = messages(fields)?;
+        let tools = Tools::parse(fields)?;
         let continues = fields.flag("continue_final_message", false)?;
         let continued = match continues {
             true => Some(continued_text(&messages)?),
@@ -70,27 +77,52 @@ impl Conversation {
         Ok(Self {
             template: TemplateInput {
                 messages,
-                tools: Vec::new(),
+                tools: tools.shown.clone(),
                 add_generation_prompt,
                 extra: template_extra(fields)?,
             },
             continued,
+            tools,
+            tells_thoughts: tells_thoughts(fields)?,
         })
     }
 }
 
-/// `chat_template_kwargs`, plus `reasoning_effort`, which templates read under that name.
+/// `chat_template_kwargs`, and what else speaks to the template about thinking: `reasoning_effort`
+/// under its own name, and `enable_thinking`, which "none" turns off. What stands in the kwargs wins.
 fn template_extra(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     let mut extra = fields
         .object("chat_template_kwargs")?
         .cloned()
         .unwrap_or_default();
-    if let Some(effort) = fields.string("reasoning_effort")? {
-        extra
-            .entry("reasoning_effort")
-            .or_insert_with(|| Value::from(effort));
+    let effort = fields.string("reasoning_effort")?;
+    let thinks = match fields.get("enable_thinking") {
+        Some(_) => Some(fields.flag("enable_thinking", true)?),
+        None => effort.map(|effort| effort != "none"),
+    };
+    let effort = effort.map(|effort| ("reasoning_effort", Value::from(effort)));
+    // Templates of different makers read different names.
+    let thinks = ["enable_thinking", "thinking"]
+        .into_iter()
+        .filter_map(|name| Some((name, Value::from(thinks?))));
+    for (name, value) in effort.into_iter().chain(thinks) {
+        extra.entry(name).or_insert(value);
     }
     Ok(extra)
+}
+
+/// `reasoning_format`: "none" leaves thoughts in the text, "auto" (as llama-server's "deepseek") tells
+/// them apart.
+fn tells_thoughts(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    match fields.string("reasoning_format")? {
+        None | Some("auto" | "deepseek") => Ok(true),
+        Some("none") => Ok(false),
+        Some(other) => {
+            let shown: String = other.chars().take(40).collect();
+            let message = format!("'reasoning_format' is \"{shown}\"; it must be auto or none");
+            Err(ApiError::invalid("reasoning_format", message))
+        }
+    }
 }
 
 /// `max_completion_tokens` wins over `max_tokens`; -1 means "no limit", as LM Studio clients say.
@@ -120,115 +152,6 @@ fn logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
         (false, Some(_)) => Err(ApiError::invalid(
             "top_logprobs",
             "'top_logprobs' needs \"logprobs\": true",
-        )),
-    }
-}
-
-fn messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
-    let Some(items) = fields.array("messages")? else {
-        return Err(ApiError::param(
-            ErrorCode::MissingRequiredParameter,
-            "messages",
-            "'messages' is missing; it is an array of {\"role\", \"content\"} objects",
-        ));
-    };
-    if items.is_empty() {
-        return Err(ApiError::invalid(
-            "messages",
-            "'messages' must hold at least one message",
-        ));
-    }
-    items
-        .iter()
-        .enumerate()
-        .map(|(index, item)| message(index, item))
-        .collect()
-}
-
-/// One message with its role mapped and its content flattened; other fields stay as they are.
-fn message(index: usize, item: &Value) -> Result<Value, ApiError> {
-    let name = format!("messages[{index}]");
-    let Some(map) = item.as_object() else {
-        return Err(wrong_kind(&name, item, "an object"));
-    };
-    let role_name = format!("{name}.role");
-    let role = match map.get("role") {
-        Some(Value::String(role)) => role.as_str(),
-        Some(other) => return Err(wrong_kind(&role_name, other, "a string")),
-        None => {
-            let message = format!("'{role_name}' is missing");
-            return Err(ApiError::param(
-                ErrorCode::MissingRequiredParameter,
-                role_name,
-                message,
-            ));
-        }
-    };
-    let role = match role {
-        "developer" | "system" => "system",
-        "user" | "assistant" | "tool" | "function" => role,
-        other => {
-            let message = format!(
-                "'{role_name}' is '{other}'; known roles: developer, system, user, assistant, tool"
-            );
-            return Err(ApiError::invalid(role_name, message));
-        }
-    };
-    let mut flat = map.clone();
-    flat.insert("role".to_owned(), Value::from(role));
-    flat.insert(
-        "content".to_owned(),
-        Value::from(content(&name, map, role)?),
-    );
-    Ok(Value::Object(flat))
-}
-
-/// Text of a message: a string, text parts joined by line breaks, or nothing.
-fn content(message: &str, map: &Map<String, Value>, role: &str) -> Result<String, ApiError> {
-    let name = format!("{message}.content");
-    match map.get("content") {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => {
-            let texts: Result<Vec<&str>, ApiError> = parts
-                .iter()
-                .enumerate()
-                .map(|(index, part)| text_part(&format!("{name}[{index}]"), part))
-                .collect();
-            Ok(texts?.join("\n"))
-        }
-        Some(Value::Null) => Ok(String::new()),
-        None if role == "assistant" => Ok(String::new()),
-        None => {
-            let message = format!("'{name}' is missing");
-            Err(ApiError::param(
-                ErrorCode::MissingRequiredParameter,
-                name,
-                message,
-            ))
-        }
-        Some(other) => Err(wrong_kind(&name, other, "a string or an array of parts")),
-    }
-}
-
-fn text_part<'a>(name: &str, part: &'a Value) -> Result<&'a str, ApiError> {
-    match part.get("type").and_then(Value::as_str) {
-        Some("text") => match part.get("text") {
-            Some(Value::String(text)) => Ok(text),
-            other => Err(ApiError::invalid(
-                format!("{name}.text"),
-                format!(
-                    "'{name}.text' must be a string, not {}",
-                    other.map_or("missing", kind_of)
-                ),
-            )),
-        },
-        Some(kind) => Err(ApiError::invalid(
-            name,
-            format!("'{name}' has type '{kind}'; this model reads text parts only"),
-        )),
-        None => Err(ApiError::invalid(
-            name,
-            format!("'{name}' must be an object with a \"type\""),
         )),
     }
 }

@@ -52,6 +52,13 @@ impl CompletionRequest {
         let common = CommonOptions::parse(&fields, vocab_size)?;
         let vocab_size = vocab_size.unwrap_or(TokenId::MAX as usize);
         if fields
+            .array("tools")?
+            .is_some_and(|tools| !tools.is_empty())
+        {
+            let why = "texts are continued as they are; /v1/chat/completions calls tools";
+            return Err(ApiError::unsupported("tools", why));
+        }
+        if fields
             .string("suffix")?
             .is_some_and(|suffix| !suffix.is_empty())
         {

@@ -11,6 +11,7 @@ use super::chat::ChatRequest;
 use super::completions::{CompletionRequest, Prompt};
 use super::fields::Fields;
 use super::sampling::CommonOptions;
+use super::tools::ToolChoice;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::generation::call::Call;
 use crate::http::generation::growing::ChoicePlan;
@@ -34,6 +35,7 @@ const FORWARDED: &[&str] = &[
     "response_format", "grammar", "json_schema", "structured_outputs",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort",
+    "tools", "tool_choice", "parallel_tool_calls", "enable_thinking", "reasoning_format",
     "verbosity", "user", "safety_identifier", "prompt_cache_key",
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
@@ -228,13 +230,17 @@ pub fn chat(
         forwarding.job(common, messages.clone(), max_tokens, logprobs, sample)
     };
     let jobs: Vec<_> = (0..common.n).map(job).collect();
+    let plan = ChoicePlan {
+        calls_are_stop: request.conversation.tools.choice == ToolChoice::Named,
+        ..ChoicePlan::default()
+    };
     Ok(Prepared {
         info: AnswerInfo {
             prompt_tokens: jobs.first().map_or(0, |job| job.prompt_tokens().into()),
             wants_logprobs: request.logprobs.is_some(),
             ..AnswerInfo::new(model, common)
         },
-        plans: vec![ChoicePlan::default(); jobs.len()],
+        plans: vec![plan; jobs.len()],
         jobs,
         options,
     })

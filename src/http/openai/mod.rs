@@ -1,7 +1,7 @@
 //! The OpenAI API family: chat completions, text completions, models.
 //!
-//! Runs on HTTP workers. `fields`, `sampling`, `depth`, `structure`, `chat`, `completions`, `prompt`, `logprobs` and `answer`
-//! are pure functions between JSON and our words; `shape` is how answers look;
+//! Runs on HTTP workers. `fields`, `sampling`, `depth`, `structure`, `chat`, `messages`, `tools`, `completions`, `prompt`, `logprobs` and `answer`
+//! are pure functions between JSON and our words; `shape` is how answers look, `reading` how what a model writes is told apart and held to a form;
 //! `forward` makes the jobs of models that another server runs. Running the jobs: `http::generation`.
 
 pub mod answer;
@@ -13,9 +13,12 @@ pub mod embeddings;
 pub mod fields;
 pub mod forward;
 pub mod logprobs;
+pub mod messages;
 pub mod models;
 pub mod prompt;
+pub mod reading;
 pub mod sampling;
 pub mod schedule;
 pub mod shape;
 pub mod structure;
+pub mod tools;

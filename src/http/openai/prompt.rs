@@ -8,7 +8,7 @@ use crate::http::errors::{ApiError, ErrorCode};
 use crate::pool::LoadedModel;
 use crate::request::TokenId;
 use crate::runtime::Feature;
-use crate::tokenizer::{EncodeOptions, Tokenizer};
+use crate::tokenizer::{ChatPrompt, EncodeOptions, Tokenizer};
 use std::sync::Arc;
 
 /// Prompts are tokenized the same way everywhere: the model's own BOS rule, special tokens that
@@ -35,6 +35,16 @@ pub fn chat_prompt(
     tokenizer: &Tokenizer,
     conversation: &Conversation,
 ) -> Result<Arc<[TokenId]>, ApiError> {
+    let prompt = rendered_chat(model, tokenizer, conversation)?;
+    non_empty(tokenizer.encode_prompt(&prompt), "messages")
+}
+
+/// The same before it is tokenized.
+pub fn rendered_chat(
+    model: &LoadedModel,
+    tokenizer: &Tokenizer,
+    conversation: &Conversation,
+) -> Result<ChatPrompt, ApiError> {
     let template = model.chat_template.as_ref().map_err(|why| {
         ApiError::new(
             ErrorCode::TemplateError,
@@ -53,7 +63,7 @@ pub fn chat_prompt(
         let kept = cut_behind(prompt.text(), continued)?;
         prompt.truncate(kept.len());
     }
-    non_empty(tokenizer.encode_prompt(&prompt), "messages")
+    Ok(prompt)
 }
 
 /// Refuses a prompt of no tokens.

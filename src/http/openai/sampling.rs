@@ -247,18 +247,8 @@ fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
 type Refusal = (&'static str, fn(&Value) -> bool, &'static str);
 
 const REFUSALS: &[Refusal] = &[
-    ("tools", is_empty, "tool calls are not built yet"),
-    ("functions", is_empty, "tool calls are not built yet"),
-    (
-        "tool_choice",
-        is_no_choice,
-        "only \"none\" and \"auto\" without tools",
-    ),
-    (
-        "function_call",
-        is_no_choice,
-        "only \"none\" and \"auto\" without functions",
-    ),
+    ("functions", is_empty, "use 'tools'"),
+    ("function_call", is_no_choice, "use 'tool_choice'"),
     ("modalities", is_text_modality, "only [\"text\"]"),
     ("audio", never, "there is no audio output"),
     ("web_search_options", never, "there is no web search"),
@@ -438,8 +428,8 @@ mod tests {
     #[test]
     fn what_would_change_the_answer_is_refused_and_harmless_values_pass() {
         for body in [
-            json!({"tools": [{"type": "function"}]}),
-            json!({"tool_choice": "required"}),
+            json!({"functions": [{"name": "f"}]}),
+            json!({"function_call": {"name": "f"}}),
             json!({"mirostat": 2}),
             json!({"return_token_ids": true}),
         ] {

@@ -94,6 +94,28 @@ impl Structure {
         }
     }
 
+    /// The same as a value within a Lark grammar.
+    ///
+    /// # Errors
+    /// When it is no sound grammar.
+    pub fn in_lark(&self) -> Result<String, ApiError> {
+        let value = self.spec.in_lark();
+        value.map_err(|error| ApiError::invalid(&self.param, format!("'{}': {error}", self.param)))
+    }
+
+    /// Another grammar that holds this one; faults are told as if they were this one's.
+    ///
+    /// # Errors
+    /// As [`Self::constrain`].
+    pub fn constrain_as(
+        &self,
+        spec: GrammarSpec,
+        model: &LoadedModel,
+    ) -> Result<Arc<dyn ConstraintSource>, ApiError> {
+        let param = self.param.clone();
+        Self { spec, param }.constrain(model)
+    }
+
     fn compile(&self, grammars: &Grammars) -> Result<Arc<dyn ConstraintSource>, ApiError> {
         grammars.compile(&self.spec).map_err(|error| {
             let (code, what) = match self.spec {

@@ -7,9 +7,11 @@
 use super::client::{Answer, Client, Exchange};
 use super::sse::SseParser;
 use super::verdict::{self, Failure};
-use super::wire::{self, Chunk, ChunkError};
+use super::wire::{self, CallPiece, Chunk, ChunkError};
 use crate::config::{CallLimits, Dialect};
-use crate::request::{FinishReason, GenerationEvent, Job, JobSink, RequestError, Usage};
+use crate::request::{
+    FinishReason, GenerationEvent, Job, JobSink, RequestError, UpstreamPart, Usage,
+};
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -98,6 +100,8 @@ struct Progress {
     text_bytes: usize,
     finish: Option<FinishReason>,
     usage: Option<Usage>,
+    /// Calls so far, as the server numbers them and by their ids.
+    calls: Vec<(u32, Option<String>)>,
     /// The stream said that it is over.
     is_done: bool,
 }
@@ -220,11 +224,11 @@ fn attempt(
         let parsed = parser.push(&buffer[..n_read], |event| events.push(event));
         for event in events.drain(..) {
             let chunk = read_event(&event, progress)?;
-            let piece = chunk.and_then(|chunk| take(chunk, progress));
+            let pieces = chunk.map(|chunk| take(chunk, progress)).unwrap_or_default();
             if progress.text_bytes > TEXT_BYTES_MAX {
                 return Err(Failure::Nonsense("the answer does not end".to_owned()));
             }
-            if piece.is_some_and(|piece| !pass(piece)) {
+            if !pieces.into_iter().all(&mut *pass) {
                 cut.cut(RequestError::Cancelled);
                 return Err(cancelled());
             }
@@ -265,20 +269,116 @@ fn read_event(event: &str, progress: &mut Progress) -> Result<Option<Chunk>, Fai
     }
 }
 
-/// Books a chunk; what of it is passed on. Text behind the end is none.
-fn take(chunk: Chunk, progress: &mut Progress) -> Option<GenerationEvent> {
+/// Books a chunk; what of it is passed on. What comes behind the end is nothing.
+fn take(chunk: Chunk, progress: &mut Progress) -> Vec<GenerationEvent> {
     let is_late = progress.finish.is_some();
-    progress.has_begun |= chunk.is_thinking || !chunk.text.is_empty();
     progress.usage = chunk.usage.or(progress.usage);
     progress.finish = progress.finish.or(chunk.finish);
-    if is_late || (chunk.text.is_empty() && chunk.logprobs.is_empty()) {
-        return None;
+    let mut pieces = Vec::new();
+    if is_late {
+        return pieces;
     }
-    progress.has_sent = true;
-    progress.n_pieces += 1;
-    progress.text_bytes += chunk.text.len();
-    Some(GenerationEvent::Text {
-        text: chunk.text,
-        logprobs: chunk.logprobs,
-    })
+    let n_bytes = chunk.text.len() + chunk.reasoning.len();
+    let calls = chunk.calls.iter().map(|piece| piece.arguments.len() + 1);
+    progress.text_bytes += n_bytes + calls.sum::<usize>();
+    if !chunk.reasoning.is_empty() {
+        let part = UpstreamPart::Reasoning(chunk.reasoning);
+        pieces.push(GenerationEvent::Part(part));
+    }
+    if !chunk.text.is_empty() || !chunk.logprobs.is_empty() {
+        pieces.push(GenerationEvent::Text {
+            text: chunk.text,
+            logprobs: chunk.logprobs,
+        });
+    }
+    for piece in chunk.calls {
+        let parts = call_parts(piece, &mut progress.calls);
+        pieces.extend(parts.into_iter().flatten().map(GenerationEvent::Part));
+    }
+    if !pieces.is_empty() {
+        progress.has_begun = true;
+        progress.has_sent = true;
+        progress.n_pieces += 1;
+    }
+    pieces
+}
+
+/// A piece of a call with our number of it: servers that number all their calls 0 begin a new one with
+/// another id.
+fn call_parts(
+    piece: CallPiece,
+    calls: &mut Vec<(u32, Option<String>)>,
+) -> [Option<UpstreamPart>; 2] {
+    let is_it = |(index, id): &(u32, Option<String>)| {
+        *index == piece.index && (piece.id.is_none() || *id == piece.id)
+    };
+    let known = calls.iter().rposition(is_it);
+    let (index, begin) = match (known, piece.name) {
+        (Some(index), _) => (index as u32, None),
+        (None, Some(name)) => {
+            let index = calls.len() as u32;
+            calls.push((piece.index, piece.id));
+            (index, Some(UpstreamPart::CallBegin { index, name }))
+        }
+        (None, None) => return [None, None], // a piece of nothing
+    };
+    let fragment = piece.arguments;
+    let arguments =
+        (!fragment.is_empty()).then_some(UpstreamPart::CallArguments { index, fragment });
+    [begin, arguments]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_numbered_by_us() {
+        let piece = |index, id: Option<&str>, name: Option<&str>, arguments: &str| CallPiece {
+            index,
+            id: id.map(str::to_owned),
+            name: name.map(str::to_owned),
+            arguments: arguments.to_owned(),
+        };
+        // The first server counts, the second does not, the third tells no ids.
+        for pieces in [
+            [
+                piece(0, Some("a"), Some("f"), "{"),
+                piece(0, None, None, "}"),
+                piece(1, Some("b"), Some("g"), "{}"),
+            ],
+            [
+                piece(0, Some("a"), Some("f"), "{"),
+                piece(0, Some("a"), Some("f"), "}"),
+                piece(0, Some("b"), Some("g"), "{}"),
+            ],
+            [
+                piece(0, None, Some("f"), "{"),
+                piece(0, None, None, "}"),
+                piece(1, None, Some("g"), "{}"),
+            ],
+        ] {
+            let mut calls = Vec::new();
+            let parts = pieces.map(|piece| call_parts(piece, &mut calls));
+            let begin = |index, name: &str| UpstreamPart::CallBegin {
+                index,
+                name: name.to_owned(),
+            };
+            let arguments = |index, fragment: &str| UpstreamPart::CallArguments {
+                index,
+                fragment: fragment.to_owned(),
+            };
+            let found: Vec<UpstreamPart> = parts.into_iter().flatten().flatten().collect();
+            let expected = [
+                begin(0, "f"),
+                arguments(0, "{"),
+                arguments(0, "}"),
+                begin(1, "g"),
+                arguments(1, "{}"),
+            ];
+            assert_eq!(found, expected);
+        }
+        let nothing = call_parts(piece(0, None, None, "x"), &mut Vec::new());
+        assert_eq!(nothing, [None, None]);
+    }
 }

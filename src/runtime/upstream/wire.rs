@@ -69,8 +69,23 @@ pub struct Chunk {
     pub finish: Option<FinishReason>,
     /// Counts so far, or at the end.
     pub usage: Option<Usage>,
-    /// The model thinks aloud, apart from its answer; what it thinks is not passed on.
-    pub is_thinking: bool,
+    /// What the model thinks, apart from its answer; may be empty.
+    pub reasoning: String,
+    /// Calls of tools that begin or go on.
+    pub calls: Vec<CallPiece>,
+}
+
+/// A piece of a call as the server numbers it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CallPiece {
+    /// Which call; some servers say 0 for all.
+    pub index: u32,
+    /// Of the call; in its first piece.
+    pub id: Option<String>,
+    /// Of the tool; in its first piece.
+    pub name: Option<String>,
+    /// What comes next of its arguments.
+    pub arguments: String,
 }
 
 /// An event that is no chunk.
@@ -105,6 +120,35 @@ struct DeltaIn {
     reasoning_content: Option<String>,
     /// Newer servers call it so; some send both.
     reasoning: Option<String>,
+    tool_calls: Option<Vec<CallIn>>,
+}
+
+#[derive(Deserialize)]
+struct CallIn {
+    index: Option<u32>,
+    id: Option<String>,
+    function: Option<FunctionIn>,
+}
+
+#[derive(Deserialize)]
+struct FunctionIn {
+    name: Option<String>,
+    arguments: Option<String>,
+}
+
+impl From<CallIn> for CallPiece {
+    fn from(call: CallIn) -> Self {
+        let (name, arguments) = call
+            .function
+            .map_or((None, None), |f| (f.name, f.arguments));
+        let said = |text: &String| !text.is_empty();
+        Self {
+            index: call.index.unwrap_or(0),
+            id: call.id.filter(said),
+            name: name.filter(said),
+            arguments: arguments.unwrap_or_default(),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -114,6 +158,12 @@ struct UsageIn {
     #[serde(default)]
     completion_tokens: u32,
     prompt_tokens_details: Option<DetailsIn>,
+    completion_tokens_details: Option<CompletionDetailsIn>,
+}
+
+#[derive(Deserialize)]
+struct CompletionDetailsIn {
+    reasoning_tokens: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -218,7 +268,9 @@ pub fn chunk(data: &str) -> Result<Chunk, ChunkError> {
     if let Some(choice) = read.choices.into_iter().next() {
         let delta = choice.delta.unwrap_or_default();
         let mut thoughts = delta.reasoning_content.into_iter().chain(delta.reasoning);
-        chunk.is_thinking = thoughts.any(|text| !text.is_empty());
+        chunk.reasoning = thoughts.find(|text| !text.is_empty()).unwrap_or_default();
+        let calls = delta.tool_calls.into_iter().flatten();
+        chunk.calls = calls.map(CallPiece::from).collect();
         chunk.text = delta.content.or(choice.text).unwrap_or_default();
         chunk.logprobs = choice.logprobs.map(LogprobsIn::entries).unwrap_or_default();
         chunk.finish = choice.finish_reason.as_deref().map(finish_of);
@@ -232,6 +284,10 @@ pub fn chunk(data: &str) -> Result<Chunk, ChunkError> {
             .or(cached_by_timings)
             .unwrap_or(0),
         completion_tokens: usage.completion_tokens,
+        reasoning_tokens: usage
+            .completion_tokens_details
+            .and_then(|details| details.reasoning_tokens)
+            .unwrap_or(0),
         loops: 1,
         ..Usage::default()
     });
@@ -241,7 +297,7 @@ pub fn chunk(data: &str) -> Result<Chunk, ChunkError> {
 fn finish_of(reason: &str) -> FinishReason {
     match reason {
         "length" => FinishReason::Length,
-        _ => FinishReason::Stop, // stop, and what ends an answer in other ways
+        _ => FinishReason::Stop, // stop, tool_calls, and what ends an answer in other ways
     }
 }
 
@@ -334,7 +390,22 @@ mod tests {
         );
         let thought = read(json!({"choices": [{"delta": {
             "reasoning_content": "hm", "reasoning": "hm", "content": null}}]}));
-        assert!(thought.is_thinking && thought.text.is_empty());
+        assert!(thought.reasoning == "hm" && thought.text.is_empty());
+        let call = read(json!({"choices": [{"delta": {"tool_calls": [
+            {"index": 1, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}},
+            {"function": {"name": null, "arguments": "{}"}}]}, "finish_reason": "tool_calls"}]}));
+        let first = CallPiece {
+            index: 1,
+            id: Some("c".to_owned()),
+            name: Some("f".to_owned()),
+            arguments: String::new(),
+        };
+        let second = CallPiece {
+            arguments: "{}".to_owned(),
+            ..CallPiece::default()
+        };
+        assert_eq!(call.calls, [first, second]);
+        assert_eq!(call.finish, Some(FinishReason::Stop));
         let text = read(
             json!({"choices": [{"text": "ab", "finish_reason": "length", "logprobs": {
             "tokens": ["a", "b"], "token_logprobs": [null, -2.0],
