@@ -12,6 +12,7 @@ mod keys;
 mod models;
 mod pool;
 mod pooling;
+mod responses;
 mod tables;
 
 pub use backends::{
@@ -25,6 +26,7 @@ pub use models::{
 };
 pub use pool::PoolConfig;
 pub use pooling::Pooling;
+pub use responses::ResponsesConfig;
 
 use keys::{FileKey, key_config};
 use models::FileModel;
@@ -270,6 +272,8 @@ pub struct Config {
     pub log: LogConfig,
     /// All models together.
     pub pool: PoolConfig,
+    /// Responses kept for clients that come back to them.
+    pub responses: ResponsesConfig,
     /// Defaults of all executors.
     pub executor: ExecutorConfig,
     /// Defaults of all engines.
@@ -293,6 +297,7 @@ struct File {
     management: ManagementConfig,
     log: LogConfig,
     pool: PoolConfig,
+    responses: ResponsesConfig,
     executor: ExecutorConfig,
     engine: EngineConfig,
     keys: BTreeMap<String, FileKey>,
@@ -333,6 +338,7 @@ impl Config {
             management: file.management,
             log: file.log,
             pool: file.pool,
+            responses: file.responses,
             executor: file.executor,
             engine: file.engine,
             keys: file.keys.into_iter().map(key_config).collect(),

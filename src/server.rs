@@ -18,6 +18,8 @@ use crate::http::auth::Keys;
 use crate::http::cors::Cors;
 use crate::http::data_plane::DataPlane;
 use crate::http::management::Management;
+use crate::http::responses::kept::Responses;
+use crate::http::responses::store::Limits;
 use crate::http::state::ServerState;
 use crate::http::wire::{WireConfig, WireServer};
 use crate::pool::Pool;
@@ -46,6 +48,7 @@ impl Server {
         let management = start_management(config, &state)?;
         let data_plane = DataPlane {
             state: Arc::clone(&state),
+            responses: Arc::new(Responses::new(kept_responses(config))),
             cors: Cors::new(config.server.cors_origins.clone()),
             stream_ping: config.server.stream_ping,
             overload_status: config.server.overload_status,
@@ -125,6 +128,15 @@ pub fn raise_descriptor_limit() {
     });
     if let Err(error) = raised {
         tracing::warn!(%error, "the limit on open files stays as it is");
+    }
+}
+
+/// Bounds of the store of responses.
+fn kept_responses(config: &Config) -> Limits {
+    Limits {
+        responses_max: config.responses.max_kept,
+        bytes_max: config.responses.max_bytes,
+        ttl: config.responses.ttl,
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::access::Access;
 use super::access_log::AccessRecord;
+use super::anthropic::routes as anthropic;
 use super::cors::Cors;
 use super::error_style::ErrorStyle;
 use super::errors::{ApiError, ErrorCode};
@@ -13,6 +14,8 @@ use super::exchange::{Exchange, Manner, request_id};
 use super::generation::call::Call;
 use super::native::{self, prefixes, tokens};
 use super::openai::{embeddings, models, shape};
+use super::responses::kept::Responses;
+use super::responses::routes as responses;
 use super::router::{Route, is_ops_path, route};
 use super::state::ServerState;
 use super::wire::{Handler, Refusal, Request, Responder};
@@ -26,6 +29,8 @@ use std::time::{Duration, Instant};
 pub struct DataPlane {
     /// The models and what is known about the server.
     pub state: Arc<ServerState>,
+    /// Responses that clients come back to.
+    pub responses: Arc<Responses>,
     /// Which web pages may.
     pub cors: Cors,
     /// How often a silent stream shows a sign of life.
@@ -49,7 +54,7 @@ impl Handler for DataPlane {
         let record = AccessRecord::new(id, label, quiet);
         let style = routed
             .as_ref()
-            .map_or_else(|_| ErrorStyle::default(), Route::error_style);
+            .map_or_else(|_| ErrorStyle::of_path(request.path()), Route::error_style);
         let exchange = Exchange::new(responder, record, cors, self.manner(style));
         match routed {
             Err(error) => exchange.error(&error),
@@ -78,14 +83,17 @@ impl Handler for DataPlane {
             numbers: self.state.wire_numbers(),
             ..ApiError::new(code, refusal.reason)
         };
-        let error = self.manner(ErrorStyle::default()).apply(&error);
+        let style = refusal
+            .path
+            .map_or_else(ErrorStyle::default, ErrorStyle::of_path);
+        let error = self.manner(style).apply(&error);
         let mut headers = vec![
             ("content-type".to_owned(), "application/json".to_owned()),
             ("x-request-id".to_owned(), request_id(None)),
         ];
         let extra = error.headers().into_iter();
         headers.extend(extra.map(|(name, value)| (name.to_owned(), value)));
-        (headers, error.body().to_string().into_bytes())
+        (headers, style.body(&error).to_string().into_bytes())
     }
 }
 
@@ -103,7 +111,7 @@ impl DataPlane {
             Ok(access) => access,
             Err(error) => return exchange.error(&error),
         };
-        let state = &self.state;
+        let (state, kept) = (&self.state, &self.responses);
         let client = access.name().cloned();
         let hangup = exchange.hangup();
         let call = || Call {
@@ -140,6 +148,13 @@ impl DataPlane {
             Route::Chat => shape::chat(&call(), exchange),
             Route::Completions => shape::completions(&call(), exchange),
             Route::Embeddings => embeddings::embeddings(&call(), exchange),
+            Route::Responses => responses::create(&call(), kept, exchange),
+            Route::ResponseTokens => responses::input_tokens(&call(), kept, exchange),
+            Route::Response(id) => responses::one(&call(), kept, id, exchange),
+            Route::ResponseInput(id) => responses::input_items(&call(), kept, id, exchange),
+            Route::ResponseCancel(id) => responses::cancel(&call(), kept, id, exchange),
+            Route::Messages => anthropic::messages(&call(), exchange),
+            Route::MessageTokens => anthropic::count_tokens(&call(), exchange),
             Route::Admin(_) => exchange.error(&elsewhere(request.path())),
         }
     }

@@ -16,7 +16,38 @@ pub enum ErrorStyle {
     Anthropic,
 }
 
+/// Anthropic's status for "too much load now"; its clients come again.
+const OVERLOADED: u16 = 529;
+
 impl ErrorStyle {
+    /// Of a path that has not been looked up: what the connection layer refuses by itself.
+    #[must_use]
+    pub fn of_path(path: &str) -> Self {
+        match path.strip_prefix("/v1/messages") {
+            Some("") => Self::Anthropic,
+            Some(rest) if rest.starts_with(['/', '?']) => Self::Anthropic,
+            _ => Self::OpenAi,
+        }
+    }
+
+    /// The status of a refusal for load, where the operator has not chosen 429.
+    #[must_use]
+    pub fn overload_status(self, configured: u16) -> u16 {
+        match (self, configured) {
+            (Self::Anthropic, 503) => OVERLOADED,
+            (_, configured) => configured,
+        }
+    }
+
+    /// The header beside `x-request-id` in which clients look for it.
+    #[must_use]
+    pub fn request_id_header(self) -> Option<&'static str> {
+        match self {
+            Self::OpenAi => None,
+            Self::Anthropic => Some("request-id"),
+        }
+    }
+
     /// The body of an error.
     #[must_use]
     pub fn body(self, error: &ApiError) -> Value {
@@ -30,6 +61,16 @@ impl ErrorStyle {
             }
         }
     }
+
+    /// The body of an error of the request `id`.
+    #[must_use]
+    pub fn body_of(self, error: &ApiError, id: &str) -> Value {
+        let mut body = self.body(error);
+        if self == Self::Anthropic {
+            body["request_id"] = Value::from(id);
+        }
+        body
+    }
 }
 
 /// Anthropic's word for a status.
@@ -38,9 +79,11 @@ fn anthropic_type(status: u16) -> &'static str {
         401 => "authentication_error",
         403 => "permission_error",
         404 => "not_found_error",
+        409 => "conflict_error",
         413 => "request_too_large",
         429 => "rate_limit_error",
-        503 | 529 => "overloaded_error",
+        503 | OVERLOADED => "overloaded_error",
+        504 => "timeout_error",
         400..=499 => "invalid_request_error",
         _ => "api_error",
     }
@@ -61,5 +104,21 @@ mod tests {
         assert_eq!(body["error"]["message"], "too many");
         let body = ErrorStyle::Anthropic.body(&ApiError::new(ErrorCode::QueueFull, "full"));
         assert_eq!(body["error"]["type"], "overloaded_error");
+        let body = ErrorStyle::Anthropic.body_of(&error, "req_1");
+        assert_eq!(body["request_id"], "req_1");
+        assert_eq!(ErrorStyle::OpenAi.body_of(&error, "req_1"), error.body());
+        assert_eq!(ErrorStyle::Anthropic.overload_status(503), 529);
+        assert_eq!(ErrorStyle::Anthropic.overload_status(429), 429);
+        assert_eq!(ErrorStyle::OpenAi.overload_status(503), 503);
+        for path in [
+            "/v1/messages",
+            "/v1/messages?beta=true",
+            "/v1/messages/count_tokens",
+        ] {
+            assert_eq!(ErrorStyle::of_path(path), ErrorStyle::Anthropic);
+        }
+        for path in ["/v1/messagesx", "/v1/responses", ""] {
+            assert_eq!(ErrorStyle::of_path(path), ErrorStyle::OpenAi);
+        }
     }
 }

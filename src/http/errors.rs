@@ -46,6 +46,8 @@ pub enum ErrorCode {
     Cancelled,
     RequestNotFound,
     PrefixNotFound,
+    ResponseNotFound,
+    PreviousResponseNotFound,
     PrefixPoolFull,
     InternalError,
     NotImplemented,
@@ -105,6 +107,9 @@ impl ErrorCode {
             Self::Cancelled => (499, "request_cancelled", "cancelled"),
             Self::RequestNotFound => (404, INVALID, "request_not_found"),
             Self::PrefixNotFound => (404, INVALID, "prefix_not_found"),
+            Self::ResponseNotFound => (404, INVALID, "response_not_found"),
+            // Not a 404: the route exists, what its body names does not.
+            Self::PreviousResponseNotFound => (400, INVALID, "previous_response_not_found"),
             // Not a 503: waiting does not help, removing does.
             Self::PrefixPoolFull => (400, INVALID, "prefix_pool_full"),
             // This caller sends too much, whatever the others do.

@@ -52,7 +52,7 @@ impl Manner {
     /// The error as the client gets it.
     #[must_use]
     pub fn apply(&self, error: &ApiError) -> ApiError {
-        let mut error = error.for_load(self.overload_status);
+        let mut error = error.for_load(self.style.overload_status(self.overload_status));
         if error.code == ErrorCode::ShuttingDown {
             error.numbers.extend(self.state.drain().numbers());
         }
@@ -87,6 +87,9 @@ impl Exchange {
         manner: Manner,
     ) -> Self {
         headers.push(("x-request-id", record.id.clone()));
+        if let Some(name) = manner.style.request_id_header() {
+            headers.push((name, record.id.clone()));
+        }
         Self {
             responder,
             record,
@@ -154,7 +157,7 @@ impl Exchange {
         let extra = error.headers();
         let mut headers: Vec<(&str, &str)> = vec![("content-type", JSON)];
         headers.extend(extra.iter().map(|(name, value)| (*name, value.as_str())));
-        let body = self.manner.style.body(&error);
+        let body = self.manner.style.body_of(&error, &self.record.id);
         self.full(error.status(), &headers, &json_text(&body));
     }
 

@@ -17,6 +17,20 @@ pub enum Route {
     Completions,
     /// `POST /v1/embeddings`
     Embeddings,
+    /// `POST /v1/responses`
+    Responses,
+    /// `POST /v1/responses/input_tokens`
+    ResponseTokens,
+    /// `GET`, `DELETE /v1/responses/{id}`, decoded
+    Response(String),
+    /// `GET /v1/responses/{id}/input_items`, decoded
+    ResponseInput(String),
+    /// `POST /v1/responses/{id}/cancel`, decoded
+    ResponseCancel(String),
+    /// `POST /v1/messages`
+    Messages,
+    /// `POST /v1/messages/count_tokens`
+    MessageTokens,
     /// `GET /v1/models`
     Models,
     /// `GET /v1/models/{id}`, decoded
@@ -76,6 +90,10 @@ impl Route {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Embeddings => "embeddings",
+            Self::Responses => "responses",
+            Self::ResponseTokens | Self::MessageTokens => "count_tokens",
+            Self::Response(_) | Self::ResponseInput(_) | Self::ResponseCancel(_) => "response",
+            Self::Messages => "messages",
             Self::Models | Self::Model(_) => "models",
             Self::Requests => "requests",
             Self::Cancel(_) => "cancel",
@@ -96,7 +114,10 @@ impl Route {
     /// In which dialect its errors are worded.
     #[must_use]
     pub fn error_style(&self) -> ErrorStyle {
-        ErrorStyle::OpenAi
+        match self {
+            Self::Messages | Self::MessageTokens => ErrorStyle::Anthropic,
+            _ => ErrorStyle::OpenAi,
+        }
     }
 
     /// Whether everybody may ask, key or not: probes of load balancers carry none. The README has the
@@ -116,6 +137,11 @@ impl Route {
             Self::Chat
             | Self::Completions
             | Self::Embeddings
+            | Self::Responses
+            | Self::ResponseTokens
+            | Self::ResponseCancel(_)
+            | Self::Messages
+            | Self::MessageTokens
             | Self::Generate
             | Self::Tokenize
             | Self::Detokenize
@@ -125,6 +151,7 @@ impl Route {
             }
             Self::Prefixes => "GET, HEAD, POST, DELETE, OPTIONS",
             Self::Prefix(_) => "DELETE, OPTIONS",
+            Self::Response(_) => "GET, HEAD, DELETE, OPTIONS",
             _ => "GET, HEAD, OPTIONS",
         }
     }
@@ -182,6 +209,10 @@ fn known_path(path: &str) -> Option<Route> {
         "/v1/chat/completions" | "/chat/completions" => Route::Chat,
         "/v1/completions" | "/completions" => Route::Completions,
         "/v1/embeddings" | "/embeddings" => Route::Embeddings,
+        "/v1/responses" | "/responses" => Route::Responses,
+        "/v1/responses/input_tokens" | "/responses/input_tokens" => Route::ResponseTokens,
+        "/v1/messages" => Route::Messages,
+        "/v1/messages/count_tokens" => Route::MessageTokens,
         "/v1/models" | "/models" => Route::Models,
         "/v1/requests" => Route::Requests,
         "/v1/native/generate" => Route::Generate,
@@ -201,11 +232,27 @@ fn known_path(path: &str) -> Option<Route> {
                     rest.strip_suffix("/cancel")?,
                 )?));
             }
+            let of_response = path.strip_prefix("/v1/responses/");
+            if let Some(rest) = of_response.or_else(|| path.strip_prefix("/responses/")) {
+                return response_path(rest);
+            }
             let id = path
                 .strip_prefix("/v1/models/")
                 .or_else(|| path.strip_prefix("/models/"))?;
             Route::Model(percent_decoded(id)?)
         }
+    })
+}
+
+/// What stands behind `/v1/responses/`.
+fn response_path(path: &str) -> Option<Route> {
+    let (id, rest) = path.split_once('/').unwrap_or((path, ""));
+    let id = percent_decoded(id)?;
+    Some(match rest {
+        "" => Route::Response(id),
+        "input_items" => Route::ResponseInput(id),
+        "cancel" => Route::ResponseCancel(id),
+        _ => return None,
     })
 }
 
@@ -256,6 +303,22 @@ mod tests {
             ("POST", "/v1/completions/", Route::Completions),
             ("OPTIONS", "/v1/completions", Route::Completions),
             ("POST", "/v1/embeddings", Route::Embeddings),
+            ("POST", "/v1/responses", Route::Responses),
+            ("POST", "/v1/responses/input_tokens", Route::ResponseTokens),
+            ("GET", "/v1/responses/r1", Route::Response("r1".into())),
+            ("DELETE", "/v1/responses/r1", Route::Response("r1".into())),
+            (
+                "GET",
+                "/v1/responses/r1/input_items",
+                Route::ResponseInput("r1".into()),
+            ),
+            (
+                "POST",
+                "/v1/responses/r1/cancel",
+                Route::ResponseCancel("r1".into()),
+            ),
+            ("POST", "/v1/messages", Route::Messages),
+            ("POST", "/v1/messages/count_tokens", Route::MessageTokens),
             ("GET", "/v1/models", Route::Models),
             ("GET", "/v1/models/a/b", Route::Model("a/b".into())),
             ("GET", "/v1/models/a%2Fb", Route::Model("a/b".into())),

@@ -6,6 +6,7 @@
 mod abuse;
 mod access;
 mod admission;
+mod anthropic;
 mod cancel;
 mod cases;
 mod client;
@@ -22,6 +23,7 @@ mod openapi;
 mod prefixes;
 mod real_engine;
 mod schema;
+mod responses;
 mod shapes;
 mod streams;
 mod structured;

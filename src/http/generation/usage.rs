@@ -43,7 +43,7 @@ pub struct UsageCounts {
 
 /// Loops of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct LoopCounts {
+pub struct LoopCounts {
     asked: u32,
     /// At most what was asked, to meet a latency objective.
     granted: u32,
@@ -82,7 +82,33 @@ impl UsageSum {
         self.reasoning = (self.reasoning + u64::from(n_tokens)).min(self.completion);
     }
 
-    fn loops(&self, asked: AskedLoops) -> LoopCounts {
+    /// Tokens of all prompts.
+    #[must_use]
+    pub fn prompt(&self) -> u64 {
+        self.prompt
+    }
+
+    /// Those of them whose K/V was there already.
+    #[must_use]
+    pub fn cached(&self) -> u64 {
+        self.cached
+    }
+
+    /// Tokens generated.
+    #[must_use]
+    pub fn completion(&self) -> u64 {
+        self.completion
+    }
+
+    /// Those of them that were thoughts.
+    #[must_use]
+    pub fn reasoning(&self) -> u64 {
+        self.reasoning
+    }
+
+    /// Depth, of a request that asked for `asked`.
+    #[must_use]
+    pub fn loops(&self, asked: AskedLoops) -> LoopCounts {
         let counted = (self.loop_rows > 0).then(|| {
             let mean = self.loop_iterations as f64 / self.loop_rows as f64;
             (mean * 1e3).round() / 1e3

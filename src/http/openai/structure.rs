@@ -164,6 +164,7 @@ fn response_format(value: &Value, name: &str) -> Result<Option<GrammarSpec>, Api
             match value
                 .get("json_schema")
                 .and_then(|outer| outer.get("schema"))
+                .filter(|schema| !schema.is_null())
             {
                 Some(given) => schema(given, place),
                 None => Err(ApiError::param(

@@ -1,0 +1,181 @@
+//! Tests of the growing message.
+
+use super::*;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// Pushes parts, then finishes; the events as JSON.
+fn events_of(thinking: Thinking, parts: &[Part]) -> (Answer, Vec<Value>) {
+    let mut answer = Answer::new(thinking, "s".to_owned());
+    let mut events = Events::default();
+    push_all(&mut answer, parts, Some(&mut events));
+    let values = events.iter().map(|event| {
+        let text = std::str::from_utf8(event).expect("events are UTF-8");
+        let (name, data) = text.split_once('\n').expect("a name and data");
+        let data = data.strip_prefix("data: ").expect("data");
+        let value: Value = serde_json::from_str(data).expect("JSON");
+        assert_eq!(
+            name,
+            format!("event: {}", value["type"].as_str().expect("a type"))
+        );
+        value
+    });
+    let values = values.collect();
+    (answer, values)
+}
+
+fn push_all(answer: &mut Answer, parts: &[Part], mut listener: Listener<'_>) {
+    for part in parts {
+        let call_id = |index| format!("toolu_{index}");
+        answer.push(part.clone(), call_id, listener.as_deref_mut());
+    }
+    answer.finish(listener);
+}
+
+fn said() -> Vec<Part> {
+    vec![
+        Part::Reasoning("h".to_owned()),
+        Part::Reasoning("m".to_owned()),
+        Part::Text("I look".to_owned()),
+        Part::CallBegin {
+            index: 0,
+            name: "f".to_owned(),
+        },
+        Part::CallArguments {
+            index: 0,
+            fragment: "{\"a\":".to_owned(),
+        },
+        Part::CallArguments {
+            index: 0,
+            fragment: "1}".to_owned(),
+        },
+        Part::CallBegin {
+            index: 1,
+            name: "g".to_owned(),
+        },
+    ]
+}
+
+#[test]
+fn each_block_is_started_filled_and_stopped() {
+    let (answer, events) = events_of(Thinking::Shown, &said());
+    let delta = |index: usize, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
+    let start = |index: usize, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
+    let stop = |index: usize| json!({"type": "content_block_stop", "index": index});
+    assert_eq!(
+        events,
+        [
+            start(
+                0,
+                json!({"type": "thinking", "thinking": "", "signature": ""})
+            ),
+            delta(0, json!({"type": "thinking_delta", "thinking": "h"})),
+            delta(0, json!({"type": "thinking_delta", "thinking": "m"})),
+            delta(0, json!({"type": "signature_delta", "signature": "s"})),
+            stop(0),
+            start(1, json!({"type": "text", "text": ""})),
+            delta(1, json!({"type": "text_delta", "text": "I look"})),
+            stop(1),
+            start(
+                2,
+                json!({"type": "tool_use", "id": "toolu_0", "name": "f", "input": {}})
+            ),
+            delta(
+                2,
+                json!({"type": "input_json_delta", "partial_json": "{\"a\":"})
+            ),
+            delta(2, json!({"type": "input_json_delta", "partial_json": "1}"})),
+            stop(2),
+            start(
+                3,
+                json!({"type": "tool_use", "id": "toolu_1", "name": "g", "input": {}})
+            ),
+            stop(3),
+        ]
+    );
+    assert_eq!(
+        serde_json::to_value(answer.blocks()).expect("JSON"),
+        json!([
+            {"type": "thinking", "thinking": "hm", "signature": "s"},
+            {"type": "text", "text": "I look"},
+            {"type": "tool_use", "id": "toolu_0", "name": "f", "input": {"a": 1}},
+            {"type": "tool_use", "id": "toolu_1", "name": "g", "input": {}},
+        ])
+    );
+}
+
+#[test]
+fn thoughts_are_shown_as_asked() {
+    let first = |thinking| {
+        let (answer, _) = events_of(thinking, &said());
+        serde_json::to_value(&answer.blocks()[0]).expect("JSON")
+    };
+    assert_eq!(
+        first(Thinking::Hidden),
+        json!({"type": "text", "text": "I look"})
+    );
+    assert_eq!(
+        first(Thinking::Omitted),
+        json!({"type": "thinking", "thinking": "", "signature": "s"})
+    );
+    let (nothing, _) = events_of(Thinking::Hidden, &[]);
+    let blocks = serde_json::to_value(nothing.blocks()).expect("JSON");
+    assert_eq!(blocks, json!([{"type": "text", "text": ""}]));
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    let word = "[a-z]{0,3}";
+    prop_oneof![
+        3 => word.prop_map(Part::Text),
+        2 => word.prop_map(Part::Reasoning),
+        1 => (0..3_u32).prop_map(|index| Part::CallBegin { index, name: "f".to_owned() }),
+        3 => (0..3_u32, word)
+            .prop_map(|(index, fragment)| Part::CallArguments { index, fragment }),
+    ]
+}
+
+proptest! {
+    /// Whatever comes: blocks start in order, one at a time, and stop once; joined deltas are what a
+    /// whole message shows.
+    #[test]
+    fn events_tell_the_blocks(parts in prop::collection::vec(part(), 0..40)) {
+        let (answer, events) = events_of(Thinking::Shown, &parts);
+        let (mut n_started, mut n_stopped) = (0, 0);
+        let mut joined: Vec<String> = Vec::new();
+        for event in &events {
+            let index = event["index"].as_u64().expect("an index") as usize;
+            match event["type"].as_str().expect("a type") {
+                "content_block_start" => {
+                    prop_assert_eq!((index, n_stopped), (n_started, n_started));
+                    n_started += 1;
+                    joined.push(String::new());
+                }
+                "content_block_stop" => {
+                    prop_assert_eq!((index, n_stopped + 1), (n_stopped, n_started));
+                    n_stopped += 1;
+                }
+                _ => {
+                    prop_assert_eq!((index + 1, n_stopped), (n_started, n_started - 1));
+                    for field in ["text", "thinking", "partial_json"] {
+                        joined[index].push_str(event["delta"][field].as_str().unwrap_or_default());
+                    }
+                }
+            }
+        }
+        prop_assert_eq!(n_stopped, answer.blocks().len());
+        for (block, joined) in answer.blocks().iter().zip(&joined) {
+            let text = match block {
+                Block::Text { text } => text,
+                Block::Thinking { thinking, .. } => thinking,
+                Block::ToolUse { input, .. } => input,
+            };
+            prop_assert_eq!(text, joined);
+        }
+        let mut silent = Answer::new(Thinking::Shown, "s".to_owned());
+        push_all(&mut silent, &parts, None);
+        prop_assert_eq!(
+            serde_json::to_value(silent.blocks()).expect("JSON"),
+            serde_json::to_value(answer.blocks()).expect("JSON")
+        );
+    }
+}
