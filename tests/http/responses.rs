@@ -403,7 +403,7 @@ fn faults_and_cancels_on_the_way_end_the_stream_once() {
     let server = TestServer::start(Arc::clone(&runtime));
     let mut client = server.client();
     let body = json!({"input": "hi", "stream": true, "max_output_tokens": 50});
-    let mut begin = |client: &mut Client, name: &str| {
+    let begin = |client: &mut Client, name: &str| {
         client.send(
             "POST",
             "/v1/responses",
