@@ -3,7 +3,8 @@
 use crate::client::{Answer, Client};
 use crate::fake::Alphabet;
 use crate::real_engine::serve_tiny;
-use crate::responses::{named_events, with};
+use crate::responses::{check_declared, named_events, with};
+use crate::schema::faults;
 use crate::{TestServer, wait_for};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -80,6 +81,25 @@ fn a_stream_has_the_whole_sequence() {
             json!({"type": "message_stop"}),
         ]
     );
+}
+
+#[test]
+fn answers_are_what_the_description_says() {
+    let server = TestServer::start(Alphabet::at_once());
+    let mut client = server.client();
+    let whole = create(&mut client, &json!({})).json();
+    check_declared(&mut client, "post", PATH, &[whole]);
+    let events = named_events(&create(&mut client, &json!({"stream": true})));
+    check_declared(&mut client, "post", PATH, &events);
+    let body = json!({"messages": user("hi")});
+    let path = "/v1/messages/count_tokens";
+    let counted = client.post(path, &body).json();
+    check_declared(&mut client, "post", path, &[counted]);
+    let refused = create(&mut client, &json!({"max_tokens": 0})).json();
+    let description = client.get("/openapi.json").json();
+    let answers = &description["paths"][PATH]["post"]["responses"];
+    let schema = &answers["400"]["content"]["application/json"]["schema"];
+    assert_eq!(faults(&description, schema, &refused), [""; 0]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::client::{Answer, Client};
 use crate::fake::Alphabet;
 use crate::real_engine::serve_tiny;
+use crate::schema::faults;
 use crate::{TestServer, wait_for};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -21,6 +22,22 @@ pub(crate) fn named_events(answer: &Answer) -> Vec<Value> {
         event
     });
     events.collect()
+}
+
+/// Answers and events against what `/openapi.json` says of them.
+#[track_caller]
+pub(crate) fn check_declared(client: &mut Client, method: &str, path: &str, values: &[Value]) {
+    let description = client.get("/openapi.json").json();
+    let content = &description["paths"][path][method]["responses"]["200"]["content"];
+    let is_stream = values.len() > 1;
+    let schema = match is_stream {
+        true => &content["text/event-stream"]["x-event-schema"],
+        false => &content["application/json"]["schema"],
+    };
+    for value in values {
+        let found = faults(&description, schema, value);
+        assert!(found.is_empty(), "{path}: {found:#?}\n{value}");
+    }
 }
 
 /// The body with further fields.
@@ -160,6 +177,38 @@ fn case_16_a_stream_has_the_whole_sequence() {
         stream(&mut client, &json!({}))
             .iter()
             .all(|event| event != "[DONE]")
+    );
+}
+
+#[test]
+fn answers_are_what_the_description_says() {
+    let server = TestServer::start(Alphabet::at_once());
+    let mut client = server.client();
+    let wanted = json!({"include": ["message.output_text.logprobs"], "top_logprobs": 2});
+    let whole = create(&mut client, &wanted).json();
+    let id = whole["id"].as_str().expect("an id").to_owned();
+    check_declared(&mut client, "post", "/v1/responses", &[whole]);
+    let events = stream(&mut client, &wanted);
+    check_declared(&mut client, "post", "/v1/responses", &events);
+    let path = format!("/v1/responses/{id}");
+    let items = client.get(&format!("{path}/input_items")).json();
+    check_declared(
+        &mut client,
+        "get",
+        "/v1/responses/{id}/input_items",
+        &[items],
+    );
+    client.send("DELETE", &path, &[], "");
+    let deleted = client.read_answer().json();
+    check_declared(&mut client, "delete", "/v1/responses/{id}", &[deleted]);
+    let counted = client
+        .post("/v1/responses/input_tokens", &json!({"input": "x"}))
+        .json();
+    check_declared(
+        &mut client,
+        "post",
+        "/v1/responses/input_tokens",
+        &[counted],
     );
 }
 

@@ -7,6 +7,9 @@ use super::schema::{
 use super::{Api, OF_MODELS, Operation};
 use serde_json::json;
 
+/// This dialect's status for load.
+const OVERLOADED: u16 = 529;
+
 pub(super) fn describe(api: &mut Api) {
     request(api);
     answer(api);
@@ -15,11 +18,13 @@ pub(super) fn describe(api: &mut Api) {
         .json(200, "AnthropicMessage")
         .events("MessageEvent")
         .errors(OF_MODELS)
+        .errors(&[OVERLOADED])
         .error_schema("AnthropicError");
     let count = Operation::new("anthropic", "countTokens", "What a request would cost")
         .body("CountRequest")
         .json(200, "CountedTokens")
         .errors(OF_MODELS)
+        .errors(&[OVERLOADED])
         .error_schema("AnthropicError");
     api.operation("POST", "/v1/messages", &messages);
     api.operation("POST", "/v1/messages/count_tokens", &count);
@@ -60,7 +65,13 @@ fn answer(api: &mut Api) {
             "id": string("of the call"), "name": string("which tool"), "input": json!({"type": "object"}),
         }),
     );
-    let reasons = ["end_turn", "max_tokens", "stop_sequence", "tool_use", "cancelled"];
+    let reasons = [
+        "end_turn",
+        "max_tokens",
+        "stop_sequence",
+        "tool_use",
+        "cancelled",
+    ];
     let end = json!({
         "stop_reason": nullable(one_of(&reasons)), "stop_sequence": nullable(string("which")),
     });
@@ -72,7 +83,16 @@ fn answer(api: &mut Api) {
         }),
     );
     let mut message = object(
-        &["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
+        &[
+            "id",
+            "type",
+            "role",
+            "model",
+            "content",
+            "stop_reason",
+            "stop_sequence",
+            "usage",
+        ],
         json!({
             "id": string("msg_.."), "type": constant("message"), "role": constant("assistant"),
             "model": string("who answers"), "content": array(block.clone()), "usage": usage,
@@ -89,11 +109,27 @@ fn answer(api: &mut Api) {
     let index = || integer("of the block");
     let delta = object(&["type"], json!({"type": string("what is added")}));
     let events = [
-        event("message_start", &["message"], json!({"message": reference("AnthropicMessage")})),
-        event("content_block_start", &["index", "content_block"], json!({"index": index(), "content_block": block})),
-        event("content_block_delta", &["index", "delta"], json!({"index": index(), "delta": delta})),
+        event(
+            "message_start",
+            &["message"],
+            json!({"message": reference("AnthropicMessage")}),
+        ),
+        event(
+            "content_block_start",
+            &["index", "content_block"],
+            json!({"index": index(), "content_block": block}),
+        ),
+        event(
+            "content_block_delta",
+            &["index", "delta"],
+            json!({"index": index(), "delta": delta}),
+        ),
         event("content_block_stop", &["index"], json!({"index": index()})),
-        event("message_delta", &["delta", "usage"], json!({"delta": object(&["stop_reason"], end), "usage": usage})),
+        event(
+            "message_delta",
+            &["delta", "usage"],
+            json!({"delta": object(&["stop_reason"], end), "usage": usage}),
+        ),
         event("message_stop", &[], json!({})),
         event("ping", &[], json!({})),
         reference("AnthropicError"),

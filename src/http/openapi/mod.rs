@@ -1,15 +1,17 @@
 //! `GET /openapi.json`: the routes of a plane as an OpenAPI 3.1 description.
 //!
 //! Built once per plane, pure. Each family of routes tells its own part in a small function (`describe` in
-//! `openai`, `native`, `operations`, `admin` here, or beside the routes of a family); [`Api`] puts the parts together and
+//! `openai`, `responses`, `anthropic`, `native`, `operations`, `admin` here, or beside the routes of a family); [`Api`] puts the parts together and
 //! adds what all routes have in common: keys, the error body, the statuses of the connection layer. What
 //! is not here: the routes themselves (`router`); a test holds both against each other, and every real answer
 //! against its schema.
 
 mod admin;
+mod anthropic;
 mod native;
 mod openai;
 mod operations;
+mod responses;
 pub mod schema;
 
 use crate::http::ops::OpsAnswer;
@@ -260,6 +262,8 @@ fn error() -> Value {
 static DATA_PLANE: LazyLock<Value> = LazyLock::new(|| {
     let mut api = Api::default();
     openai::describe(&mut api);
+    responses::describe(&mut api);
+    anthropic::describe(&mut api);
     native::describe(&mut api);
     operations::describe_data_plane(&mut api);
     api.finish("tinyloop: inference")

@@ -55,12 +55,23 @@ pub(super) fn describe(api: &mut Api) {
         .json(200, "ResponseDeleted")
         .errors(&[404]);
     api.operation("DELETE", "/v1/responses/{id}", &delete);
-    let cancel = new("cancelResponse", "Only background responses, of which there are none");
+    let cancel = new(
+        "cancelResponse",
+        "Only background responses, of which there are none",
+    );
     let cancel = cancel.errors(&[404]);
     api.operation("POST", "/v1/responses/{id}/cancel", &cancel);
     let items = new("listInputItems", "What a response answered")
-        .query("limit", integer_in(1, 100, "items of a page"), "20 unless said")
-        .query("order", one_of(&["asc", "desc"]), "newest first unless said")
+        .query(
+            "limit",
+            integer_in(1, 100, "items of a page"),
+            "20 unless said",
+        )
+        .query(
+            "order",
+            one_of(&["asc", "desc"]),
+            "newest first unless said",
+        )
         .query("after", string("the last one of the page before"), "an id")
         .json(200, "InputItems")
         .errors(&[404]);
@@ -86,7 +97,7 @@ fn request(api: &mut Api) {
             "model": string("a name of /v1/models; may be left out where there is one"),
             "input": any_of(&[string("a text"), some_of(item)]),
             "instructions": string("for the model"),
-            "max_output_tokens": integer_in(16, 4_294_967_295, "longest answer"),
+            "max_output_tokens": integer_in(1, 4_294_967_295, "longest answer"),
             "stream": boolean("answer as server-sent events"),
             "store": boolean("keep it for a later previous_response_id"),
             "previous_response_id": string("what this goes on from"),
@@ -104,7 +115,13 @@ fn request(api: &mut Api) {
 
 fn response(api: &mut Api) {
     let status = || {
-        one_of(&["in_progress", "completed", "incomplete", "failed", "cancelled"])
+        one_of(&[
+            "in_progress",
+            "completed",
+            "incomplete",
+            "failed",
+            "cancelled",
+        ])
     };
     let content = object(
         &["type", "text"],
@@ -125,7 +142,13 @@ fn response(api: &mut Api) {
     );
     api.schema("ResponseItem", item);
     let usage = object(
-        &["input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"],
+        &[
+            "input_tokens",
+            "input_tokens_details",
+            "output_tokens",
+            "output_tokens_details",
+            "total_tokens",
+        ],
         json!({
             "input_tokens": integer("of the prompt"), "output_tokens": integer("generated"),
             "total_tokens": integer("both"),
@@ -139,7 +162,17 @@ fn response(api: &mut Api) {
         json!({"code": string("the closest of the API's"), "message": string("for people")}),
     );
     let response = object(
-        &["id", "object", "created_at", "status", "model", "output", "usage", "error", "incomplete_details"],
+        &[
+            "id",
+            "object",
+            "created_at",
+            "status",
+            "model",
+            "output",
+            "usage",
+            "error",
+            "incomplete_details",
+        ],
         json!({
             "id": string("resp_.."), "object": constant("response"), "created_at": integer("unix seconds"),
             "status": status(), "model": string("who answers"), "output": array(reference("ResponseItem")),
@@ -152,9 +185,14 @@ fn response(api: &mut Api) {
         }),
     );
     api.schema("Response", response);
-    let deleted = json!({"id": string("which"), "object": constant("response"), "deleted": {"const": true}});
-    api.schema("ResponseDeleted", object(&["id", "object", "deleted"], deleted));
-    let counted = json!({"object": constant("response.input_tokens"), "input_tokens": integer("tokens")});
+    let deleted =
+        json!({"id": string("which"), "object": constant("response"), "deleted": {"const": true}});
+    api.schema(
+        "ResponseDeleted",
+        object(&["id", "object", "deleted"], deleted),
+    );
+    let counted =
+        json!({"object": constant("response.input_tokens"), "input_tokens": integer("tokens")});
     api.schema("InputTokens", object(&["object", "input_tokens"], counted));
     let page = object(
         &["first_id", "last_id", "has_more"],
@@ -169,7 +207,10 @@ fn response(api: &mut Api) {
 fn events(api: &mut Api) {
     let number = || integer("counts the events of a stream from 0");
     let event = |names: &[&str], required: &[&str], properties: Value| {
-        let mut event = object(&[&["type", "sequence_number"], required].concat(), properties);
+        let mut event = object(
+            &[&["type", "sequence_number"], required].concat(),
+            properties,
+        );
         event["properties"]["type"] = one_of(names);
         event["properties"]["sequence_number"] = number();
         event
@@ -181,9 +222,17 @@ fn events(api: &mut Api) {
         "arguments": string("JSON text"),
     });
     let events = [
-        event(OF_RESPONSES, &["response"], json!({"response": reference("Response")})),
+        event(
+            OF_RESPONSES,
+            &["response"],
+            json!({"response": reference("Response")}),
+        ),
         event(OF_PARTS, &["output_index"], part),
-        event(&["error"], &["message"], json!({"message": string("what went wrong")})),
+        event(
+            &["error"],
+            &["message"],
+            json!({"message": string("what went wrong")}),
+        ),
     ];
     api.schema("ResponseEvent", any_of(&events));
 }

@@ -213,7 +213,7 @@ impl ResponseUsage {
             },
             output_tokens: sum.completion(),
             output_tokens_details: OutputDetails {
-                reasoning_tokens: 0,
+                reasoning_tokens: sum.reasoning(),
             },
             total_tokens: sum.prompt() + sum.completion(),
             loops: asked.map(|asked| sum.loops(asked)),
