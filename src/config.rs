@@ -42,7 +42,8 @@ use toml::{Table, Value};
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
-    /// Context length per request in tokens; None = the model's own, at most 8192 by default.
+    /// Context length per request in tokens; None = the model's own, at most
+    /// [`Self::CONTEXT_DEFAULT`].
     pub context_length: Option<u32>,
     /// Sequences that may run at once.
     pub max_sequences: u32,
@@ -101,6 +102,11 @@ pub enum QuantizeType {
     #[serde(rename = "q4_k")]
     #[value(name = "q4_k")]
     Q4K,
+}
+
+impl EngineConfig {
+    /// Context length in tokens when neither the configuration nor a shorter model says otherwise.
+    pub const CONTEXT_DEFAULT: u32 = 8192;
 }
 
 impl Default for EngineConfig {
@@ -256,6 +262,9 @@ impl Default for LogConfig {
     }
 }
 
+/// Largest configuration file.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
 /// HTTP workers beyond those that requests hold: they say no, and list models.
 const SPARE_WORKERS: usize = 16;
 /// Most HTTP workers that are started unasked.
@@ -308,8 +317,7 @@ impl Config {
     /// Reads `path` and, when it exists, `local.toml` beside it.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let read = |path: &Path| {
-            std::fs::read_to_string(path)
-                .map_err(|error| ConfigError(format!("{}: {error}", path.display())))
+            read_file(path).map_err(|error| ConfigError(format!("{}: {error}", path.display())))
         };
         let local_path = path.with_file_name("local.toml");
         let local = if local_path != path && local_path.exists() {
@@ -465,6 +473,23 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// The text of a regular file: opening a pipe would wait for its writer, and reading a device might never
+/// end.
+fn read_file(path: &Path) -> std::io::Result<String> {
+    let found = std::fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(std::io::Error::other("it is not a regular file"));
+    }
+    if found.len() > FILE_BYTES_MAX {
+        let text = format!(
+            "it has {} bytes; at most {FILE_BYTES_MAX} are read",
+            found.len()
+        );
+        return Err(std::io::Error::other(text));
+    }
+    std::fs::read_to_string(path)
 }
 
 /// `[section]` with `[models.NAME.section]` merged over it.

@@ -476,6 +476,9 @@ pub enum RequestError {
     /// The runtime cannot do what was asked: the request's fault, and no retry helps.
     #[error("{0}")]
     Invalid(String),
+    /// The prompt does not fit the context of the model, as the server says that counts its tokens.
+    #[error("{0}")]
+    ContextTooLong(String),
     /// Another server, to which the request was forwarded, did not answer it; the text is for the
     /// client and holds nothing of that server's words.
     #[error("{text}")]

@@ -115,7 +115,7 @@ impl ModelLoader for Loader {
         match &config.source {
             ModelSource::Fake(_) => Estimate {
                 memory: Self::memory(config),
-                kv_bytes_per_token: 0,
+                ..Estimate::default()
             },
             _ => self.native.estimate(config),
         }

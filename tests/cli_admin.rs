@@ -53,6 +53,7 @@ impl Serve {
         };
         let data_url = address("tinyloop listens on ");
         let url = address("management on ");
+        address("models: "); // they are loaded
         Self {
             child,
             url,

@@ -76,9 +76,12 @@ impl Serve {
     /// Whatever becomes of its standard error.
     fn start_with(command: &mut Command) -> Self {
         let mut child = command.spawn().expect("the binary starts");
-        let mut line = String::new();
         let stdout = child.stdout.as_mut().expect("piped");
-        BufReader::new(stdout).read_line(&mut line).expect("text");
+        let mut lines = BufReader::new(stdout).lines();
+        let line = lines.next().expect("a line").expect("text");
+        // The address comes first; the models stand there when they are loaded.
+        let is_loaded = lines.any(|line| line.expect("text").starts_with("models: "));
+        assert!(is_loaded, "the models were not loaded");
         let address = line.trim().strip_prefix("tinyloop listens on http://");
         let address = address.and_then(|address| address.parse().ok());
         let address = address.unwrap_or_else(|| panic!("no address in {line:?}"));

@@ -6,6 +6,7 @@
 use super::admin_client::{AdminArgs, AdminClient, path_segment};
 use super::output::Output;
 use super::progress::bytes_bar;
+use super::seconds::seconds;
 use crate::error::Error;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
@@ -13,12 +14,50 @@ use std::time::{Duration, Instant};
 /// How often the server is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 
-/// Arguments of `tinyloop load`.
+/// Which model of which server, and whether to wait.
 #[derive(Clone, Debug, clap::Args)]
-pub struct LoadArgs {
+pub struct TargetArgs {
     /// The model's name or alias.
     #[arg(value_name = "NAME")]
     pub name: String,
+    /// Wait until it is done.
+    #[arg(short, long)]
+    pub wait: bool,
+    /// Longest wait in seconds [default: no limit].
+    #[arg(long, value_name = "SECONDS", requires = "wait", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+    /// The server.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+}
+
+impl TargetArgs {
+    /// Asks the server, and says where the model's page is.
+    fn begin(&self, what: &str, body: &Value) -> Result<(AdminClient, String, Value), Error> {
+        let client = AdminClient::new(&self.admin)?;
+        let path = format!("/v1/admin/models/{}", path_segment(&self.name));
+        let answer = client.post(&format!("{path}/{what}"), body)?;
+        Ok((client, path, answer))
+    }
+
+    /// Follows the model until it is in no state called `through`.
+    fn follow(
+        &self,
+        client: &AdminClient,
+        path: &str,
+        through: &str,
+        show: impl FnMut(&Value),
+    ) -> Result<Value, Error> {
+        watch(client, path, through, self.timeout, show)
+    }
+}
+
+/// Arguments of `tinyloop load`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LoadArgs {
+    /// What to load.
+    #[command(flatten)]
+    pub target: TargetArgs,
     /// Replicas of this load.
     #[arg(long, value_name = "COUNT")]
     pub replicas: Option<u32>,
@@ -34,52 +73,33 @@ pub struct LoadArgs {
     /// Any field of the model's `load_constraints`; may be given several times.
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     pub fields: Vec<String>,
-    /// Wait until it is loaded.
-    #[arg(short, long)]
-    pub wait: bool,
-    /// Longest wait in seconds [default: no limit].
-    #[arg(long, value_name = "SECONDS", requires = "wait")]
-    pub timeout: Option<f64>,
-    /// The server.
-    #[command(flatten)]
-    pub admin: AdminArgs,
 }
 
 /// Arguments of `tinyloop unload`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct UnloadArgs {
-    /// The model's name or alias.
-    #[arg(value_name = "NAME")]
-    pub name: String,
-    /// Seconds that running requests may take to end [default: the server's].
-    #[arg(long, value_name = "SECONDS")]
-    pub drain_timeout: Option<f64>,
-    /// Wait until it is gone.
-    #[arg(short, long)]
-    pub wait: bool,
-    /// Longest wait in seconds [default: no limit].
-    #[arg(long, value_name = "SECONDS", requires = "wait")]
-    pub timeout: Option<f64>,
-    /// The server.
+    /// What to unload.
     #[command(flatten)]
-    pub admin: AdminArgs,
+    pub target: TargetArgs,
+    /// Seconds that running requests may take to end [default: the server's].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub drain_timeout: Option<Duration>,
 }
 
 /// Loads.
 pub fn load(args: &LoadArgs) -> Result<(), Error> {
-    let client = AdminClient::new(&args.admin)?;
-    let path = format!("/v1/admin/models/{}", path_segment(&args.name));
+    let target = &args.target;
     let body = Value::Object(args.overrides()?);
-    let answer = client.post(&format!("{path}/load"), &body)?;
+    let (client, path, answer) = target.begin("load", &body)?;
     let mut out = Output::new();
     for model in answer["evicted"].as_array().into_iter().flatten() {
         let model = model.as_str().unwrap_or_default();
         out.line(&format!("{model}: unloading, to make room"))?;
     }
     let mut state = state_of(&answer, "state");
-    if args.wait {
-        let bar = bytes_bar(&format!("loading {}", args.name));
-        let watched = watch(&client, &path, "loading", args.timeout, |model| {
+    if target.wait {
+        let bar = bytes_bar(&format!("loading {}", target.name));
+        let watched = target.follow(&client, &path, "loading", |model| {
             let load = &model["load_progress"];
             bar.set_length(load["total_bytes"].as_u64().unwrap_or(0));
             bar.set_position(load["loaded_bytes"].as_u64().unwrap_or(0));
@@ -88,35 +108,40 @@ pub fn load(args: &LoadArgs) -> Result<(), Error> {
         let model = watched?;
         state = state_of(&model, "runtime_state");
         if let Some(why) = model["last_error"].as_str() {
-            return Err(Error::Other(format!("{}: {why}", args.name)));
+            return Err(Error::Other(format!("{}: {why}", target.name)));
         }
         if state != "loaded" {
-            return Err(Error::Other(format!("{}: it is {state} again", args.name)));
+            return Err(Error::Other(format!(
+                "{}: it is {state} again",
+                target.name
+            )));
         }
     }
-    out.line(&format!("{}: {state}", args.name))?;
+    out.line(&format!("{}: {state}", target.name))?;
     out.finish()
 }
 
 /// Unloads.
 pub fn unload(args: &UnloadArgs) -> Result<(), Error> {
-    let client = AdminClient::new(&args.admin)?;
-    let path = format!("/v1/admin/models/{}", path_segment(&args.name));
+    let target = &args.target;
     let body = match args.drain_timeout {
-        Some(seconds) => json!({"drain_timeout_s": seconds}),
+        Some(most) => json!({"drain_timeout_s": most.as_secs_f64()}),
         None => json!({}),
     };
-    let answer = client.post(&format!("{path}/unload"), &body)?;
+    let (client, path, answer) = target.begin("unload", &body)?;
     let mut state = state_of(&answer, "state");
-    if args.wait {
-        let model = watch(&client, &path, "unloading", args.timeout, |_| {})?;
+    if target.wait {
+        let model = target.follow(&client, &path, "unloading", |_| {})?;
         state = state_of(&model, "runtime_state");
         if state != "unloaded" {
-            return Err(Error::Other(format!("{}: it is {state} again", args.name)));
+            return Err(Error::Other(format!(
+                "{}: it is {state} again",
+                target.name
+            )));
         }
     }
     let mut out = Output::new();
-    out.line(&format!("{}: {state}", args.name))?;
+    out.line(&format!("{}: {state}", target.name))?;
     out.finish()
 }
 
@@ -162,14 +187,9 @@ fn watch(
     client: &AdminClient,
     path: &str,
     state: &str,
-    timeout_s: Option<f64>,
+    patience: Option<Duration>,
     mut show: impl FnMut(&Value),
 ) -> Result<Value, Error> {
-    let patience = timeout_s.map(|seconds| {
-        Duration::try_from_secs_f64(seconds)
-            .map_err(|error| Error::Usage(format!("--timeout {seconds}: {error}")))
-    });
-    let patience = patience.transpose()?;
     let started = Instant::now();
     loop {
         let model = client.get(path)?;

@@ -25,6 +25,7 @@ pub mod quantize;
 pub mod roofline;
 pub mod run;
 pub mod score;
+mod seconds;
 pub mod serve;
 pub mod tokenize;
 pub mod top;

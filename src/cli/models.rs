@@ -78,10 +78,10 @@ pub(super) fn replicas_text(model: &Value) -> String {
 pub(super) fn memory_text(model: &Value) -> String {
     let memory = &model["memory"];
     let text = bytes_text(memory["estimate_bytes"].as_u64().unwrap_or(0));
-    match memory["source"].as_str() {
-        Some("unavailable") | None => "-".to_owned(),
-        Some("measured load delta") => text,
-        Some(_) => format!("~{text}"),
+    match (memory["source"].as_str(), memory["is_estimate"].as_bool()) {
+        (Some("unavailable") | None, _) => "-".to_owned(),
+        (Some(_), Some(false)) => text,
+        (Some(_), _) => format!("~{text}"),
     }
 }
 
@@ -121,7 +121,8 @@ mod tests {
             {"name": "a", "runtime_state": "loaded", "resolved_backend": "native", "replicas": 2,
              "loaded_replicas": 2, "queue_depth": 3, "runtime_inflight": 16, "is_loaded": true,
              "pinned": true,
-             "memory": {"estimate_bytes": 3 << 20, "source": "measured load delta"}},
+             "memory": {"estimate_bytes": 3 << 20, "source": "measured load delta",
+                        "is_estimate": false}},
             {"name": "b", "runtime_state": "loading", "resolved_backend": "native", "replicas": 1,
              "memory": {"estimate_bytes": 1024, "source": "artifact size"},
              "load_progress": {"phase": "reading", "progress": 0.25, "total_bytes": 8}},

@@ -154,7 +154,6 @@ fn convert(
             *bytes = quantize_matrix(&tensor, tensors[index].dtype, n_threads);
         }
         bar.inc(tensor.bytes.len() as u64);
-        file.advise_done(name);
         Ok(())
     };
     let written = writer::write(&args.output, metadata, tensors, data);

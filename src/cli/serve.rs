@@ -6,10 +6,12 @@
 use super::load::{add_all, load_enabled};
 use super::model_args::ModelArgs;
 use super::output::Output;
+use super::seconds::seconds;
 use crate::config::{
     BUILTIN_MODEL, Config, ConfigError, LogFormat, ModelConfig, ModelSource, Pooling,
 };
 use crate::error::Error;
+use crate::http::state::ConfigSource;
 use crate::model::builtin;
 use crate::pool::Pool;
 use crate::scheduler::Metrics;
@@ -110,8 +112,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "COUNT")]
     pub prefix_pool_capacity: Option<usize>,
     /// Longest wait in the queue in seconds [default: no limit].
-    #[arg(long, value_name = "SECONDS")]
-    pub queue_timeout: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub queue_timeout: Option<Duration>,
     /// Jobs the engine holds at once: a number, or `auto` [default: what it can hold].
     #[arg(long, value_name = "COUNT")]
     pub target_inflight: Option<crate::config::TargetInflight>,
@@ -129,8 +131,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "STATUS")]
     pub overload_status: Option<u16>,
     /// Seconds that a shutdown waits for running requests [default: 30].
-    #[arg(long, value_name = "SECONDS")]
-    pub drain_timeout: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub drain_timeout: Option<Duration>,
     /// Shape of the log lines on stderr [default: text].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -168,13 +170,21 @@ impl ServeArgs {
             Some(path) => Config::load(path)?,
             None => Config::default(),
         };
-        self.put_planes(&mut config)?;
+        self.put_planes(&mut config);
         self.put_models(&mut config)?;
         config.check()?;
         Ok(config)
     }
 
-    fn put_planes(&self, config: &mut Config) -> Result<(), Error> {
+    /// Whether flags or the file, as it is now, name a model.
+    fn names_models(&self) -> Result<bool, Error> {
+        match &self.config {
+            Some(path) if self.models.is_empty() => Ok(!Config::load(path)?.models.is_empty()),
+            _ => Ok(!self.models.is_empty()),
+        }
+    }
+
+    fn put_planes(&self, config: &mut Config) {
         let server = &mut config.server;
         put(&mut server.host, self.host);
         put(&mut server.port, self.port);
@@ -182,10 +192,7 @@ impl ServeArgs {
         put(&mut server.max_connections, self.max_connections);
         put(&mut server.max_body_bytes, self.max_body_bytes);
         put(&mut server.overload_status, self.overload_status);
-        put(
-            &mut server.drain_timeout,
-            seconds("--drain-timeout", self.drain_timeout)?,
-        );
+        put(&mut server.drain_timeout, self.drain_timeout);
         server.api_keys.extend(self.api_keys.iter().cloned());
         let from_environment = std::env::var("TINYLOOP_API_KEY").unwrap_or_default();
         let keys = from_environment.split(',').map(str::trim);
@@ -211,7 +218,6 @@ impl ServeArgs {
         put(&mut config.log.format, self.log_format);
         put(&mut config.log.level, self.log_level.clone());
         config.log.prompts |= self.log_prompts;
-        Ok(())
     }
 
     fn put_models(&self, config: &mut Config) -> Result<(), Error> {
@@ -231,7 +237,6 @@ impl ServeArgs {
                 ..ModelConfig::new(name, ModelSource::File(file))
             });
         }
-        let queue_timeout = seconds("--queue-timeout", self.queue_timeout)?;
         for model in &mut config.models {
             let engine = &mut model.engine;
             engine.context_length = self.ctx_size.or(engine.context_length);
@@ -255,7 +260,7 @@ impl ServeArgs {
             executor.max_queued_prompt_tokens = self
                 .max_queued_prompt_tokens
                 .or(executor.max_queued_prompt_tokens);
-            executor.queue_timeout = queue_timeout.or(executor.queue_timeout);
+            executor.queue_timeout = self.queue_timeout.or(executor.queue_timeout);
             executor.target_inflight = self.target_inflight.or(executor.target_inflight);
         }
         Ok(())
@@ -275,12 +280,12 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     let server = Server::start(&config, Arc::clone(&pool))?;
     let mut own_args = args.clone();
     own_args.host = Some(config.server.host); // where it listens, whatever the file says by then
-    let read_again = move || own_args.config().map_err(|error| error.to_string());
-    server.state().set_config_source(Box::new(read_again));
+    server.state().set_config_source(config_again(own_args)?);
     tracing::info!(address = %server.address(), "listening; the models are loading");
+    announce(&server);
     match load_until_signal(Arc::clone(&pool), &signals) {
         Ok(true) => {
-            announce(&server, &config, &pool)?;
+            invite(&server, &config, &pool);
             signals.wait();
         }
         Ok(false) => {} // asked to stop while loading
@@ -317,13 +322,40 @@ fn load_until_signal(pool: Arc<Pool>, signals: &Signals) -> Result<bool, Error> 
     }
 }
 
-/// The address on standard output, and a line that works when pasted.
-fn announce(server: &Server, config: &Config, pool: &Pool) -> Result<(), Error> {
+/// Reads the configuration again, for a reload. A file that named models and names none any more is
+/// more likely half written, or lost, than meant: it is a fault, not the end of all models.
+fn config_again(args: ServeArgs) -> Result<ConfigSource, Error> {
+    let named_models = args.names_models()?;
+    Ok(Box::new(move || {
+        let read = || -> Result<Config, Error> {
+            if named_models && !args.names_models()? {
+                let path = args.config.as_deref().unwrap_or(Path::new(""));
+                let path = path.display();
+                return Err(Error::Usage(format!(
+                    "{path} names no models any more; the running ones stay"
+                )));
+            }
+            args.config()
+        };
+        read().map_err(|error| error.to_string())
+    }))
+}
+
+/// The addresses on standard output, as soon as they are bound.
+fn announce(server: &Server) {
     let address = reachable(server.address());
     let mut text = format!("tinyloop listens on http://{address}\n");
     if let Some(management) = server.management_address() {
         text.push_str(&format!("management on http://{management}\n"));
     }
+    // A closed standard output does not end a server.
+    let _ = Output::new().piece(&text);
+}
+
+/// What is served, once that is known, and a line that works when pasted.
+fn invite(server: &Server, config: &Config, pool: &Pool) {
+    let address = reachable(server.address());
+    let mut text = String::new();
     // Those that answer come first: the line to paste names the first.
     let mut entries = pool.entries();
     entries.sort_by_key(|entry| match entry.loaded() {
@@ -353,10 +385,8 @@ fn announce(server: &Server, config: &Config, pool: &Pool) -> Result<(), Error> 
          -d '{}'\n",
         body.to_string().replace('\'', "'\\''")
     ));
-    let mut output = Output::new();
     // A closed standard output does not end a server.
-    let _ = output.piece(&text);
-    Ok(())
+    let _ = Output::new().piece(&text);
 }
 
 /// An address that a client on this machine can use.
@@ -372,15 +402,6 @@ fn put<T>(place: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *place = value;
     }
-}
-
-fn seconds(flag: &str, value: Option<f64>) -> Result<Option<Duration>, Error> {
-    let Some(value) = value else {
-        return Ok(None);
-    };
-    let duration = Duration::try_from_secs_f64(value)
-        .map_err(|error| Error::Usage(format!("{flag} {value}: {error}")))?;
-    Ok(Some(duration))
 }
 
 /// The file's name without `.gguf`: what a user would type.

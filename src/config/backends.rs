@@ -225,6 +225,9 @@ pub struct LlamaServerConfig {
     pub limits: CallLimits,
 }
 
+/// Slots of a `llama-server` that chooses their number itself.
+const LLAMA_SLOTS: u32 = 4;
+
 fn llama_binary_default() -> PathBuf {
     "llama-server".into()
 }
@@ -288,6 +291,12 @@ impl LlamaServerConfig {
         self.process.begin_at(folder);
     }
 
+    /// Jobs at once, as far as it is known before it runs.
+    #[must_use]
+    pub fn slots_usual(&self) -> u32 {
+        self.slots.unwrap_or(LLAMA_SLOTS)
+    }
+
     /// What is wrong with it, if anything.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
@@ -303,6 +312,13 @@ impl VllmServeConfig {
     pub(super) fn begin_at(&mut self, folder: &Path) {
         self.binary = program(&self.binary, folder);
         self.process.begin_at(folder);
+    }
+
+    /// GPUs that share one replica's weights and KV.
+    #[must_use]
+    pub fn gpus(&self) -> u32 {
+        let tensor = self.tensor_parallel_size.unwrap_or(1);
+        tensor.saturating_mul(self.pipeline_parallel_size.unwrap_or(1))
     }
 
     /// What is wrong with it, if anything.

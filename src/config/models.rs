@@ -65,9 +65,6 @@ impl ModelSource {
     }
 }
 
-/// Slots of a `llama-server` that chooses their number itself.
-const LLAMA_SLOTS: u32 = 4;
-
 /// A stand-in model: `[models.NAME.fake]`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -129,7 +126,7 @@ impl ModelConfig {
             ModelSource::File(_) => self.engine.max_sequences,
             ModelSource::Fake(fake) => fake.max_inflight,
             ModelSource::OpenaiRemote(remote) => remote.max_inflight,
-            ModelSource::LlamaServer(child) => child.slots.unwrap_or(LLAMA_SLOTS),
+            ModelSource::LlamaServer(child) => child.slots_usual(),
             ModelSource::VllmServe(child) => child.max_num_seqs,
         }
     }

@@ -15,8 +15,6 @@ use crate::config::{EngineConfig, Pooling};
 use crate::model::{DeclaredPooling, ExitRules, ModelSpec, Plan};
 use crate::request::GenerationRequest;
 
-/// Context length when neither the configuration nor a shorter model says otherwise.
-const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
 /// Prompt rows of one pass whose logits may be asked for (prompt log-probabilities). It bounds the
 /// memory for logits to this many vocabularies plus one per sequence.
 pub const MAX_SCORED_ROWS: u32 = 64;
@@ -261,7 +259,7 @@ fn context_length(config: &EngineConfig, spec: &ModelSpec) -> Result<u32, Engine
                 0 => config.kv_tokens.unwrap_or(u64::MAX).max(1),
                 _ => u64::MAX,
             };
-            let most = u64::from(trained.min(DEFAULT_CONTEXT_TOKENS));
+            let most = u64::from(trained.min(EngineConfig::CONTEXT_DEFAULT));
             Ok(most.min(held) as u32)
         }
     }

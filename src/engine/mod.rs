@@ -300,9 +300,10 @@ fn end(mut engine: Engine, commands: &Receiver<Command>) {
 
 /// The end of a replica that failed: its jobs fail, its memory is freed, later jobs are refused.
 fn refuse_all(mut engine: Engine, commands: &Receiver<Command>, fault: String) {
-    tracing::error!(fault, "the engine failed; its jobs are lost");
+    // Not louder: whoever runs the replica tells its loss, with this reason.
+    tracing::debug!(fault, "the engine failed; its jobs are lost");
     let stats = engine.stats();
-    stats.died();
+    stats.died(&fault);
     let error = RequestError::ReplicaLost(fault);
     // The state may be torn, so even failing the jobs or freeing the memory may panic again; a
     // sink that is dropped without a terminal event reports a fault by itself.

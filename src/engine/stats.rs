@@ -6,7 +6,8 @@
 
 use super::cost::{MeanTime, N_PARTS, Part};
 use crate::model::Segment;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Buckets of [`RowCounts`]: quanta of at most 1, 2, 4, .. 1024 rows, and of more.
@@ -32,7 +33,8 @@ impl RowCounts {
 #[derive(Debug)]
 pub struct EngineStats {
     born: Instant,
-    dead: AtomicBool,
+    /// Why it died.
+    dead: OnceLock<String>,
     /// Nanoseconds after `born` plus 1 at which the running step began; 0 = idle.
     step_began: AtomicU64,
     /// Jobs in the channel.
@@ -140,7 +142,7 @@ impl EngineStats {
     pub(super) fn new() -> Self {
         Self {
             born: Instant::now(),
-            dead: AtomicBool::new(false),
+            dead: OnceLock::new(),
             step_began: AtomicU64::new(0),
             sent: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
@@ -180,7 +182,7 @@ impl EngineStats {
             began => Some(Duration::from_nanos(now.saturating_sub(began))),
         };
         Snapshot {
-            alive: !self.dead.load(Relaxed),
+            alive: self.dead.get().is_none(),
             running: self.running.load(Relaxed),
             waiting: self.sent.load(Relaxed) + self.waiting.load(Relaxed),
             parked: self.parked.load(Relaxed),
@@ -233,13 +235,19 @@ impl EngineStats {
         self.pass_nanos.fetch_add(in_pass, Relaxed);
     }
 
+    /// Why the engine died; None while it lives.
+    #[must_use]
+    pub fn death(&self) -> Option<String> {
+        self.dead.get().cloned()
+    }
+
     pub(super) fn idle(&self) {
         self.step_began.store(0, Relaxed);
         self.batch_rows.store(0, Relaxed);
     }
 
-    pub(super) fn died(&self) {
-        self.dead.store(true, Relaxed);
+    pub(super) fn died(&self, why: &str) {
+        let _ = self.dead.set(why.to_owned()); // it dies once
         self.idle();
         self.gauges(&Gauges::default());
     }

@@ -10,7 +10,7 @@
 //! shorter is an error. Renaming a new file over the old one is always safe.
 
 use super::FormatError;
-use memmap2::{Mmap, UncheckedAdvice};
+use memmap2::Mmap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -77,23 +77,5 @@ impl Bytes {
         out.resize(range.len(), 0);
         file.read_exact_at(out, range.start as u64)?;
         Ok(true)
-    }
-
-    /// Tells the operating system that a range is not needed any more, so that a loader which
-    /// copies weights does not hold the file resident as well. Only a hint: the bytes stay
-    /// readable, pages come back when touched. Does nothing for bytes in memory.
-    pub(super) fn advise_done(&self, range: &Range<usize>) {
-        let Bytes::Mapped(map, _) = self else {
-            return;
-        };
-        // SAFETY: this advice is unsafe where it can change what memory holds: on private or
-        // anonymous memory. This map is shared, file-backed and read-only, so a dropped page
-        // comes back from the file with the same bytes and slices into it stay valid. The range
-        // lies inside the map (checked at open; the call checks it again).
-        let advised = unsafe {
-            map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
-        };
-        // A system that refuses the hint costs memory, nothing else.
-        drop(advised);
     }
 }

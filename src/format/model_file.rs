@@ -340,14 +340,6 @@ impl ModelFile {
         dequant::dequantize(data.dtype, data.bytes, &mut values);
         Ok(values)
     }
-
-    /// Tells the operating system that a tensor's pages are not needed any more. Only a hint, see
-    /// `bytes.rs`; does nothing for an unknown name.
-    pub fn advise_done(&self, name: &str) {
-        if let Some(info) = self.tensor(name) {
-            self.stores[info.store].advise_done(&info.file_range);
-        }
-    }
 }
 
 /// A checked matrix over its bytes.

@@ -353,6 +353,7 @@ impl From<RequestError> for ApiError {
             RequestError::ShuttingDown => ErrorCode::ShuttingDown,
             RequestError::ModelUnloading => ErrorCode::ModelUnloading,
             RequestError::Invalid(_) => ErrorCode::InvalidValue,
+            RequestError::ContextTooLong(_) => ErrorCode::ContextLengthExceeded,
             RequestError::Upstream { fault, .. } => match fault {
                 UpstreamFault::Error => ErrorCode::UpstreamError,
                 UpstreamFault::Timeout => ErrorCode::UpstreamTimeout,
@@ -384,7 +385,10 @@ impl From<RequestError> for ApiError {
         Self {
             numbers,
             retry_after_s,
-            is_hopeless: code == ErrorCode::InvalidValue,
+            is_hopeless: matches!(
+                code,
+                ErrorCode::InvalidValue | ErrorCode::ContextLengthExceeded
+            ),
             ..Self::new(code, error.to_string())
         }
     }
@@ -486,6 +490,11 @@ mod tests {
         let bad = ApiError::from(RequestError::Invalid("no".to_owned()));
         assert_eq!((bad.status(), bad.message.as_str()), (400, "no"));
         assert_eq!(bad.headers(), [("x-should-retry", "false".to_owned())]);
+        let long = ApiError::from(RequestError::ContextTooLong("9 of 8".to_owned()));
+        assert_eq!(
+            (long.status(), long.code),
+            (400, ErrorCode::ContextLengthExceeded)
+        );
     }
 
     #[test]

@@ -230,7 +230,9 @@ impl Plane {
                 ErrorCode::UnknownUrl,
                 format!(
                     "{path} is not on the management plane; it has /health, /ready, /metrics, \
-                     /v1/requests, /v1/native/snapshot, /v1/admin/models, /v1/admin/devices"
+                     /v1/requests, /v1/requests/{{id}}/cancel, /v1/native/snapshot, \
+                     /v1/admin/models, /v1/admin/models/{{name}}/load and /unload, \
+                     /v1/admin/devices, /v1/admin/gpu-memory, /v1/admin/reload"
                 ),
             )),
         }

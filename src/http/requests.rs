@@ -8,8 +8,8 @@ use super::access::Access;
 use super::errors::{ApiError, ErrorCode};
 use super::ops::OpsAnswer;
 use super::state::ServerState;
-use crate::config::TargetInflight;
 use crate::pool::LoadedModel;
+use crate::pool::definition::target_shown;
 use crate::scheduler::{RequestInfo, Snapshot};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -115,8 +115,10 @@ fn model_object(
         "in_flight": snapshot.in_flight,
         "ema_dispatch_ms": snapshot.ema_dispatch_ms.map(rounded),
         "preempted": snapshot.n_preempted,
-        "configured_target_inflight": snapshot.configured_target_inflight.map(target_value),
-        "effective_target_inflight": snapshot.effective_target_inflight,
+        "configured_target_inflight": snapshot.configured_target_inflight.map(target_shown),
+        "capability_inflight": snapshot.capability_per_replica(),
+        "effective_target_inflight": snapshot.target_per_replica(),
+        "total_target_inflight": snapshot.effective_target_inflight,
         "prefix_pool": {
             "entries": snapshot.prefix_pool.entries,
             "total_cached_tokens": snapshot.prefix_pool.total_cached_tokens,
@@ -125,14 +127,6 @@ fn model_object(
         "replicas": replicas.collect::<Vec<_>>(),
         "requests": requests_of(state, model, owner),
     })
-}
-
-/// A number of jobs, or `auto`.
-pub(super) fn target_value(target: TargetInflight) -> Value {
-    match target {
-        TargetInflight::Jobs(n_jobs) => Value::from(n_jobs),
-        TargetInflight::Auto => Value::from("auto"),
-    }
 }
 
 fn requests_of(state: &ServerState, model: &LoadedModel, owner: Owner<'_>) -> Vec<Value> {

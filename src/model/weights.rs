@@ -99,8 +99,6 @@ pub trait TensorSource {
     ) -> Result<TensorData<'a>, FormatError>;
     /// A tensor as f32 values.
     fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError>;
-    /// The tensor will not be read again soon: its pages need not stay in memory.
-    fn done_with(&self, _name: &str) {}
     /// An error that carries the source's name.
     fn invalid(&self, reason: String) -> FormatError;
 }
@@ -121,9 +119,6 @@ impl TensorSource for ModelFile {
     }
     fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError> {
         ModelFile::vector(self, name)
-    }
-    fn done_with(&self, name: &str) {
-        self.advise_done(name);
     }
     fn invalid(&self, reason: String) -> FormatError {
         ModelFile::invalid(self, reason)
@@ -170,9 +165,6 @@ impl TensorSource for Requantized<'_> {
     }
     fn vector(&self, name: &str) -> Result<Vec<f32>, FormatError> {
         self.file.vector(name)
-    }
-    fn done_with(&self, name: &str) {
-        self.file.advise_done(name);
     }
     fn invalid(&self, reason: String) -> FormatError {
         self.file.invalid(reason)
@@ -517,7 +509,6 @@ impl Loader<'_> {
         let tensor = self.source.matrix(name, &mut self.scratch)?;
         let n_bytes = tensor.bytes.len() as u64;
         let id = self.backend.load_matrix(&tensor)?;
-        self.source.done_with(name);
         self.advance(n_bytes);
         Ok(id)
     }

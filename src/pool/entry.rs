@@ -7,9 +7,12 @@ use super::model::{LoadedModel, LoadingModel};
 use super::overrides::{Estimate, LoadOverride};
 use super::state::State;
 use crate::config::ModelConfig;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Estimates kept per model.
+const N_ESTIMATES: usize = 4;
 
 /// What has to be done outside of the lock.
 #[derive(Debug)]
@@ -44,8 +47,9 @@ pub(super) struct Entry {
     pub(super) memory: ModelMemory,
     /// What was measured the last time, and for which configuration.
     pub(super) measured: Option<(ModelConfig, ModelMemory)>,
-    /// What its file was estimated to need, and for which configuration.
-    pub(super) estimated: Option<(ModelConfig, Estimate)>,
+    /// What its file was estimated to need, and for which configurations: its own and the latest with
+    /// overrides, at most [`N_ESTIMATES`].
+    estimated: VecDeque<(ModelConfig, Estimate)>,
     /// When it was loaded; of no meaning before.
     pub(super) loaded_at: Instant,
     /// The last request that asked for it, or the last time it was seen with work.
@@ -66,7 +70,7 @@ impl Entry {
             overrides: LoadOverride::default(),
             memory: ModelMemory::default(),
             measured: None,
-            estimated: None,
+            estimated: VecDeque::new(),
             loaded_at: now,
             last_used: now,
             failed_at: None,
@@ -92,18 +96,21 @@ impl Entry {
         }
     }
 
-    /// What is known of this very configuration: measured, or else estimated.
-    pub(super) fn estimate_for(&self, config: &ModelConfig) -> Option<Estimate> {
-        let of_this = |known: &&(ModelConfig, Estimate)| known.0 == *config;
-        let estimated = self.estimated.as_ref().filter(of_this);
-        let estimated = estimated.map(|(_, estimate)| *estimate);
-        match self.measured_for(config) {
-            Some(memory) => Some(Estimate {
-                memory,
-                ..estimated.unwrap_or_default()
-            }),
-            None => estimated,
+    /// What this very configuration was estimated to need.
+    pub(super) fn estimated_for(&self, config: &ModelConfig) -> Option<Estimate> {
+        let known = self.estimated.iter().find(|known| known.0 == *config);
+        known.map(|(_, estimate)| *estimate)
+    }
+
+    /// Remembers it.
+    pub(super) fn keep_estimate(&mut self, config: &ModelConfig, estimate: Estimate) {
+        if self.estimated_for(config).is_some() {
+            return;
         }
+        if self.estimated.len() == N_ESTIMATES {
+            self.estimated.pop_front();
+        }
+        self.estimated.push_back((config.clone(), estimate));
     }
 
     /// What was measured for this very configuration.
@@ -131,8 +138,9 @@ pub(super) struct Limits {
 }
 
 impl Limits {
+    /// `u64::MAX` for devices that nobody set a limit for.
     pub(super) fn of(&self, device: DeviceId) -> u64 {
-        self.bytes.get(&device).copied().unwrap_or(0)
+        self.bytes.get(&device).copied().unwrap_or(u64::MAX)
     }
 }
 

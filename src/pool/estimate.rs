@@ -2,7 +2,7 @@
 //!
 //! Pure reading: opens the file, looks at names, shapes and types, reads no weights. Within a few
 //! percent of what the backend allocates; the load replaces it by the measured number. What is not
-//! here: the decision (`ledger`).
+//! here: the decision (`ledger`), models that other programs run (`estimate_foreign`).
 
 use super::ledger::{DeviceId, MemorySource, ModelMemory};
 use super::overrides::Estimate;
@@ -38,8 +38,22 @@ pub fn of_file(path: &Path, config: &EngineConfig) -> Result<Estimate, String> {
             scratch_bytes: scratch_bytes(&spec, &limits),
             source: MemorySource::ArtifactSize,
         },
-        kv_bytes_per_token: spec.kv_bytes_per_token(),
+        kv_bytes_per_token: (page_bytes * plan.kv_groups(plan.default_loops) as u64)
+            / PAGE_TOKENS as u64,
+        trained_context: Some(spec.context_length),
+        kv_tokens_max: Some(kv_tokens_max(plan.kv_groups(plan.default_loops))),
     })
+}
+
+/// What can be counted in pages of so many groups.
+fn kv_tokens_max(n_groups: usize) -> u64 {
+    u64::from(u32::MAX) / (n_groups as u64).max(1) * PAGE_TOKENS as u64
+}
+
+/// Why this configuration of a file cannot be loaded, as far as that shows before.
+#[must_use]
+pub fn fault_of_file(path: &Path, config: &EngineConfig) -> Option<String> {
+    of_file(path, config).err()
 }
 
 /// As stored, or as converted at load.
@@ -69,22 +83,4 @@ fn scratch_bytes(spec: &ModelSpec, limits: &EngineLimits) -> u64 {
     let per_row = 4 * d_model + 2 * heads + 2 * u64::from(spec.d_ff);
     let logit_rows = u64::from(limits.max_sequences.min(limits.max_rows));
     f32_bytes * (rows * per_row + logit_rows * u64::from(spec.vocab_size))
-}
-
-/// Of a process that runs this file: the file's size, which it maps or reads. Nothing is known of its
-/// KV.
-#[must_use]
-pub fn of_artifact(path: &Path) -> Estimate {
-    let file_bytes = std::fs::metadata(path).map(|found| found.len());
-    Estimate {
-        memory: ModelMemory {
-            weight_bytes: file_bytes.as_ref().copied().unwrap_or(0),
-            source: match file_bytes {
-                Ok(_) => MemorySource::ArtifactSize,
-                Err(_) => MemorySource::Unavailable,
-            },
-            ..ModelMemory::default()
-        },
-        kv_bytes_per_token: 0,
-    }
 }

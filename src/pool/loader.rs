@@ -8,20 +8,20 @@
 //! requests that need it. What is not here: the registry (`registry`), which models there are
 //! (`config`).
 
-use super::estimate;
 use super::ledger::{DeviceId, MemorySource, ModelMemory};
 use super::model::{
     EmbeddingMeta, LoadPhase, LoadedModel, LoadingModel, LoopRange, ModelMeta, RuntimeWatch,
     WindowRange,
 };
 use super::overrides::Estimate;
+use super::{estimate, estimate_foreign};
 use crate::chat::Family;
 use crate::config::{EngineConfig, FakeConfig, ModelConfig, ModelSource};
 use crate::engine::arbiter::{DeviceArbiter, DeviceShare};
 use crate::format::ModelFile;
 use crate::model::{self, DeclaredPooling};
 use crate::runtime::fake::{self, FakeRuntime, Pace};
-use crate::runtime::foreign::{self, GiveUp};
+use crate::runtime::foreign::{self, AbsentFactory, GiveUp};
 use crate::runtime::native::{BackendKind, NativeRuntime, Place};
 use crate::runtime::{ReplicaFactory, Runtime};
 use crate::scheduler::{Executor, ExecutorContext, Metrics};
@@ -38,6 +38,12 @@ const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 pub trait ModelLoader: Send + Sync {
     /// What the model would hold, over all replicas; cheap. All zero when nobody knows.
     fn estimate(&self, config: &ModelConfig) -> Estimate;
+
+    /// Why it cannot be loaded so, as far as that shows before; cheap.
+    fn fault(&self, config: &ModelConfig) -> Option<String> {
+        let _ = config;
+        None
+    }
 
     /// Makes all replicas and a started executor; tells its progress, and gives up when that is
     /// cancelled.
@@ -64,6 +70,8 @@ struct Recipe {
     /// Replica 0, when it was needed to know the rest.
     first: Option<Arc<dyn Runtime>>,
     factory: ReplicaFactory,
+    /// Stands in for replicas that are not ours and do not answer yet.
+    absent: Option<AbsentFactory>,
     tokenizer: Option<Arc<Tokenizer>>,
     chat_template: Result<Arc<ChatTemplate>, String>,
     /// Its memory is that of one replica.
@@ -98,7 +106,8 @@ impl SourceLoader {
             | ModelSource::VllmServe(_)) => {
                 let factory = foreign::factory(&config.name, source, give_up(progress, watch));
                 let factory = factory.ok_or("no other program runs this model")?;
-                Ok(elsewhere(source, factory))
+                let absent = foreign::absent(&config.name, source);
+                Ok(elsewhere(source, factory, absent))
             }
         }
     }
@@ -108,15 +117,20 @@ impl ModelLoader for SourceLoader {
     fn estimate(&self, config: &ModelConfig) -> Estimate {
         let one = match &config.source {
             ModelSource::File(path) => estimate::of_file(path, &config.engine).unwrap_or_default(),
-            ModelSource::LlamaServer(child) => estimate::of_artifact(&child.file),
-            // vLLM holds memory of GPUs, and says itself how much of it.
-            ModelSource::Fake(_) | ModelSource::OpenaiRemote(_) | ModelSource::VllmServe(_) => {
-                Estimate::default()
-            }
+            ModelSource::LlamaServer(child) => estimate_foreign::of_llama_server(child),
+            ModelSource::VllmServe(child) => estimate_foreign::of_vllm_serve(child),
+            ModelSource::Fake(_) | ModelSource::OpenaiRemote(_) => Estimate::default(),
         };
         Estimate {
             memory: one.memory.times(config.lifecycle.replicas),
             ..one
+        }
+    }
+
+    fn fault(&self, config: &ModelConfig) -> Option<String> {
+        match &config.source {
+            ModelSource::File(path) => estimate::fault_of_file(path, &config.engine),
+            _ => None,
         }
     }
 
@@ -132,6 +146,9 @@ impl ModelLoader for SourceLoader {
         for runtime in &runtimes {
             watch.add(runtime);
         }
+        // Before the first request, which makes them larger.
+        let n_resident_bytes = runtimes.iter().filter_map(|one| one.resident_bytes());
+        let n_resident_bytes = n_resident_bytes.reduce(u64::saturating_add);
         let mut context = ExecutorContext::new(config.name.clone(), Arc::clone(&self.metrics));
         context.factory = Some(watched(Arc::clone(&recipe.factory), watch.clone()));
         let executor = Executor::with_context(runtimes, config.executor.clone(), context);
@@ -139,6 +156,7 @@ impl ModelLoader for SourceLoader {
             .start()
             .map_err(|error| format!("the driver thread cannot be started: {error}"))?;
         let memory = recipe.meta.memory.times(config.lifecycle.replicas);
+        let memory = measured(memory, n_resident_bytes);
         Ok(LoadedModel {
             name: config.name.clone(),
             aliases: config.aliases.clone(),
@@ -173,22 +191,56 @@ fn watched(factory: ReplicaFactory, watch: RuntimeWatch) -> ReplicaFactory {
     })
 }
 
-/// All replicas or none: those that were made are dropped, which ends them, when one fails.
+/// What processes of ours hold after the load, where they held nothing before, in the place of what was
+/// estimated: KV as estimated, the rest as weights and scratch. An estimate for a GPU stays one.
+fn measured(estimate: ModelMemory, resident_bytes: Option<u64>) -> ModelMemory {
+    let Some(bytes) = resident_bytes.filter(|_| estimate.device == DeviceId::Cpu) else {
+        return estimate;
+    };
+    let kv_bytes = estimate.kv_bytes.min(bytes);
+    let weight_bytes = estimate.weight_bytes.min(bytes - kv_bytes);
+    ModelMemory {
+        weight_bytes,
+        kv_bytes,
+        scratch_bytes: bytes - kv_bytes - weight_bytes,
+        source: MemorySource::MeasuredLoadDelta,
+        ..estimate
+    }
+}
+
+/// All replicas or none: those that were made are dropped, which ends them, when one fails. Only servers
+/// that somebody else runs may be absent, as long as one of them is there: to wait for them is what their
+/// circuit breakers are for.
 fn replicas(
     recipe: &Recipe,
     n_replicas: u32,
     progress: &LoadingModel,
 ) -> Result<Vec<Arc<dyn Runtime>>, String> {
     let mut made: Vec<Arc<dyn Runtime>> = recipe.first.iter().cloned().collect();
+    let mut first_why = None;
     for index in made.len()..n_replicas as usize {
         if progress.is_cancelled() {
             return Err("the load was cancelled".to_owned());
         }
-        let runtime = (recipe.factory)(index);
-        made.push(runtime.map_err(|why| match n_replicas {
+        let told = |why: String| match n_replicas {
             1 => why,
             n => format!("replica {} of {n}: {why}", index + 1),
-        })?);
+        };
+        match (recipe.factory)(index) {
+            Ok(runtime) => made.push(runtime),
+            Err(why) => {
+                let absent = recipe.absent.as_ref();
+                let stand_in = absent.and_then(|absent| absent(index, &why));
+                made.push(stand_in.ok_or_else(|| told(why.clone()))?);
+                first_why.get_or_insert(told(why));
+            }
+        }
+    }
+    let n_there = made.iter().filter(|one| one.status().alive).count();
+    if let Some(why) = first_why
+        && n_there == 0
+    {
+        return Err(why);
     }
     match progress.is_cancelled() {
         true => Err("the load was cancelled".to_owned()),
@@ -197,22 +249,30 @@ fn replicas(
 }
 
 /// A model that another program runs: text goes there and comes back, so nothing of it is known here.
-fn elsewhere(source: &ModelSource, factory: ReplicaFactory) -> Recipe {
+fn elsewhere(
+    source: &ModelSource,
+    factory: ReplicaFactory,
+    absent: Option<AbsentFactory>,
+) -> Recipe {
     let backend = source.backend();
     let (file, title, memory) = match source {
         ModelSource::LlamaServer(child) => {
-            let memory = estimate::of_artifact(&child.file).memory;
+            let memory = estimate_foreign::of_llama_server(child).memory;
             (child.file.display().to_string(), String::new(), memory)
         }
         ModelSource::OpenaiRemote(remote) => {
             (String::new(), remote.model.clone(), Default::default())
         }
-        ModelSource::VllmServe(child) => (String::new(), child.model.clone(), Default::default()),
+        ModelSource::VllmServe(child) => {
+            let memory = estimate_foreign::of_vllm_serve(child).memory;
+            (String::new(), child.model.clone(), memory)
+        }
         ModelSource::File(_) | ModelSource::Fake(_) => Default::default(),
     };
     Recipe {
         first: None,
         factory,
+        absent,
         tokenizer: None,
         chat_template: Err("the program that runs the model has it".to_owned()),
         meta: ModelMeta {
@@ -245,6 +305,7 @@ fn stand_in(config: &FakeConfig) -> Recipe {
     Recipe {
         first: None,
         factory: Arc::new(factory),
+        absent: None,
         chat_template: ChatTemplate::compile(template, "", "")
             .map(Arc::new)
             .map_err(|error| error.to_string()),
@@ -354,6 +415,7 @@ fn native(
     Ok(Recipe {
         first: Some(Arc::new(first)),
         factory: Arc::new(factory),
+        absent: None,
         tokenizer: Some(tokenizer),
         chat_template,
         meta,
@@ -456,6 +518,7 @@ mod tests {
         Recipe {
             first: None,
             factory,
+            absent: None,
             tokenizer: None,
             chat_template: Err(String::new()),
             meta: ModelMeta::default(),

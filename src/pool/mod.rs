@@ -5,8 +5,8 @@
 //! in each state), `ledger` (pure: bytes per device, who makes room), `registry` (all models; no lock
 //! of its own), this file (the lock, the handle that others hold), `acquire` (a request looks for its
 //! model and may wait for it), `workers` (the threads that load, unload and watch for idleness),
-//! `loader` (from a configuration to an executor), `estimate` (bytes before a load), `overrides` (what
-//! a load may change), `model` and `report` (what others see), `gauges` (metrics).
+//! `loader` (from a configuration to an executor), `estimate` and `estimate_foreign` (bytes before a
+//! load), `overrides` (what a load may change), `definition` (the configuration as shown), `model` and `report` (what others see), `gauges` (metrics).
 //!
 //! # Synchronization
 //!
@@ -25,9 +25,11 @@
 //! or a runtime of it any more. What is not here: HTTP, the scheduler.
 
 mod acquire;
+pub mod definition;
 pub mod devices;
 mod entry;
 pub mod estimate;
+pub mod estimate_foreign;
 mod gauges;
 pub mod ledger;
 pub mod loader;
@@ -59,6 +61,7 @@ use crate::scheduler::Metrics;
 use entry::{Action, Activity, Entry, Limits};
 use gauges::Gauges;
 use ledger::{DeviceId, MemorySource};
+use overrides::{Known, OverrideError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use registry::Registry;
 use state::{Leaving, State};
@@ -465,11 +468,10 @@ impl Shared {
             entry.config.clone()
         };
         // The file is looked at without the lock.
-        let per_token = match overrides.0.contains_key("kv_bytes") {
-            true => self.estimate(&config).kv_bytes_per_token,
-            false => 0,
+        let config = match overrides.0.is_empty() {
+            true => config,
+            false => self.overridden(&config, overrides)?,
         };
-        let config = overrides::apply(&config, overrides, per_token)?;
         let estimate = self.estimate(&config);
         let activity = self.activity();
         let now = self.clock.now();
@@ -485,20 +487,52 @@ impl Shared {
         Ok(ticket)
     }
 
+    /// The configuration with the overrides in it, which can be loaded as far as that shows before.
+    fn overridden(
+        &self,
+        config: &ModelConfig,
+        overrides: &LoadOverride,
+    ) -> Result<ModelConfig, OverrideError> {
+        let changed = overrides::apply(config, overrides, &self.known(config))?;
+        match self.loader.fault(&changed) {
+            // Nor could it be without them: then the load says why.
+            Some(why) if self.loader.fault(config).is_none() => Err(OverrideError::Together {
+                fields: overrides.0.keys().cloned().collect(),
+                why,
+            }),
+            _ => Ok(changed),
+        }
+    }
+
+    /// What the ranges of overrides depend on.
+    fn known(&self, config: &ModelConfig) -> Known {
+        let estimate = self.estimate(config);
+        let limit_bytes = self.registry.lock().limits().of(estimate.memory.device);
+        Known::of(&estimate, config.lifecycle.replicas, limit_bytes)
+    }
+
     /// As measured when it was last loaded so, else as its file says, which is looked at once.
     fn estimate(&self, config: &ModelConfig) -> Estimate {
-        let known = {
+        let (measured, estimated) = {
             let registry = self.registry.lock();
             let entry = registry.find(&config.name);
-            entry.and_then(|entry| entry.estimate_for(config))
+            let measured = entry.and_then(|entry| entry.measured_for(config));
+            (
+                measured,
+                entry.and_then(|entry| entry.estimated_for(config)),
+            )
         };
-        if let Some(known) = known {
-            return known;
-        }
-        let estimate = self.loader.estimate(config);
-        let is_known = estimate.memory.source != MemorySource::Unavailable;
-        if is_known && let Some(entry) = self.registry.lock().find_mut(&config.name) {
-            entry.estimated = Some((config.clone(), estimate));
+        let mut estimate = estimated.unwrap_or_else(|| {
+            let estimate = self.loader.estimate(config);
+            if estimate.memory.source != MemorySource::Unavailable
+                && let Some(entry) = self.registry.lock().find_mut(&config.name)
+            {
+                entry.keep_estimate(config, estimate);
+            }
+            estimate
+        });
+        if let Some(memory) = measured {
+            estimate.memory = memory;
         }
         estimate
     }

@@ -3,17 +3,25 @@
 //!
 //! Pure. A load through the admin API may carry an object of fields; nothing of it is written
 //! anywhere, and the next load begins with the configuration again. Every source says here which
-//! fields it takes ([`constraints`]); what it does not list is refused by name. What is not here:
-//! parsing of bodies (`http`).
+//! fields it takes ([`constraints`]); what it does not list is refused by name. The ranges are those
+//! that can be loaded, as far as that is known before ([`Known`]): the model's own context, what the
+//! device may hold. A field's range may depend on the fields before it in the list, which is the order
+//! in which they are taken over. What is not here: parsing of bodies (`http`), what is shown of the
+//! configuration itself (`definition`).
 
 use super::ledger::ModelMemory;
-use crate::config::{EngineConfig, ModelConfig, ModelSource, Pooling, TargetInflight};
+use crate::backend::{CacheWindow, PAGE_TOKENS};
+use crate::config::{EngineConfig, ModelConfig, ModelSource, TargetInflight, VllmServeConfig};
 use serde_json::{Map, Value, json};
 
 /// Most jobs at once that a field may ask for.
 const JOBS_MAX: u64 = 4096;
 /// Longest context that a field may ask for.
 const TOKENS_MAX: u64 = u32::MAX as u64;
+/// Most bytes that a field may ask for where the device's limit is not known.
+const BYTES_MAX: u64 = 1 << 50;
+/// What vLLM takes for `--dtype`.
+const VLLM_DTYPES: &[&str] = &["auto", "half", "float16", "bfloat16", "float", "float32"];
 
 /// What a field takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,11 +42,8 @@ pub enum FieldRange {
         /// Instead of a number.
         word: &'static str,
     },
-    /// Any text of at most so many bytes.
-    Text {
-        /// Longest.
-        bytes_max: usize,
-    },
+    /// One of these words.
+    OneOf(&'static [&'static str]),
 }
 
 impl FieldRange {
@@ -53,7 +58,7 @@ impl FieldRange {
             Self::IntegerOr { min, max, word } => {
                 format!("a whole number from {min} to {max}, or \"{word}\"")
             }
-            Self::Text { bytes_max } => format!("text of at most {bytes_max} bytes"),
+            Self::OneOf(words) => format!("one of \"{}\"", words.join("\", \"")),
         }
     }
 
@@ -67,10 +72,7 @@ impl FieldRange {
             Self::IntegerOr { min, max, word } => {
                 is_in(*min, *max) || value.as_str() == Some(*word)
             }
-            Self::Text { bytes_max } => {
-                let text = value.as_str();
-                text.is_some_and(|text| text.len() <= *bytes_max)
-            }
+            Self::OneOf(words) => value.as_str().is_some_and(|word| words.contains(&word)),
         }
     }
 
@@ -85,7 +87,7 @@ impl FieldRange {
             Self::IntegerOr { min, max, word } => {
                 json!({"type": "integer", "min": min, "max": max, "or": word})
             }
-            Self::Text { bytes_max } => json!({"type": "string", "max_bytes": bytes_max}),
+            Self::OneOf(words) => json!({"type": "string", "enum": words}),
         }
     }
 }
@@ -141,6 +143,14 @@ pub enum OverrideError {
     /// Two fields that exclude each other.
     #[error("'{0}' and '{1}' say the same; give one of them")]
     Both(&'static str, &'static str),
+    /// Each is in its range, and yet the model cannot be loaded so.
+    #[error("the model cannot be loaded with '{}': {why}", fields.join("', '"))]
+    Together {
+        /// The fields, in the order of the body; at least one.
+        fields: Vec<String>,
+        /// What contradicts what.
+        why: String,
+    },
 }
 
 impl OverrideError {
@@ -151,6 +161,7 @@ impl OverrideError {
             Self::Unknown { field, .. } => field,
             Self::OutOfRange { field, .. } => field,
             Self::Both(field, _) => field,
+            Self::Together { fields, .. } => fields.first().map_or("", String::as_str),
         }
     }
 }
@@ -162,9 +173,75 @@ fn integer(field: &'static str, min: u64, max: u64) -> FieldConstraint {
     }
 }
 
-/// What a load of this model may override.
+/// What is known of a model before it is loaded; the default is nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Weights and scratch buffers of one replica.
+    pub fixed_bytes: u64,
+    /// Of one token at the default depth; 0 = unknown.
+    pub kv_bytes_per_token: u64,
+    /// Longest context that the model was made for.
+    pub trained_context: Option<u32>,
+    /// Most tokens that its KV pool could count.
+    pub kv_tokens_max: Option<u64>,
+    /// What models may hold on its device; `u64::MAX` = no limit.
+    pub limit_bytes: u64,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self {
+            fixed_bytes: 0,
+            kv_bytes_per_token: 0,
+            trained_context: None,
+            kv_tokens_max: None,
+            limit_bytes: u64::MAX,
+        }
+    }
+}
+
+impl Known {
+    /// From an estimate over so many replicas and the limit of its device.
+    #[must_use]
+    pub fn of(estimate: &Estimate, n_replicas: u32, limit_bytes: u64) -> Self {
+        let memory = &estimate.memory;
+        let fixed = memory.weight_bytes.saturating_add(memory.scratch_bytes);
+        Self {
+            fixed_bytes: fixed / u64::from(n_replicas.max(1)),
+            kv_bytes_per_token: estimate.kv_bytes_per_token,
+            trained_context: estimate.trained_context,
+            kv_tokens_max: estimate.kv_tokens_max,
+            limit_bytes,
+        }
+    }
+
+    /// Bytes of KV that each of so many replicas could have on an empty device.
+    fn kv_bytes_most(&self, n_replicas: u32) -> u64 {
+        match self.limit_bytes {
+            u64::MAX => BYTES_MAX,
+            limit => (limit / u64::from(n_replicas.max(1))).saturating_sub(self.fixed_bytes),
+        }
+    }
+
+    /// The same in tokens.
+    fn kv_tokens_most(&self, n_replicas: u32) -> u64 {
+        let by_bytes = match self.kv_bytes_per_token {
+            0 => u64::MAX,
+            each => self.kv_bytes_most(n_replicas) / each,
+        };
+        let most = by_bytes.min(self.kv_tokens_max.unwrap_or(u64::MAX));
+        most.min(1 << 40)
+    }
+
+    fn context_most(&self) -> u64 {
+        self.trained_context.map_or(TOKENS_MAX, u64::from)
+    }
+}
+
+/// What a load of this model may override. An upper end is never below the lower one: a model that
+/// does not fit at all is refused for want of room, with the numbers.
 #[must_use]
-pub fn constraints(config: &ModelConfig) -> LoadConstraints {
+pub fn constraints(config: &ModelConfig, known: &Known) -> LoadConstraints {
     let replica_max = u64::from(config.lifecycle.replica_max.max(1));
     let target = FieldConstraint {
         field: "target_inflight",
@@ -179,63 +256,137 @@ pub fn constraints(config: &ModelConfig) -> LoadConstraints {
         target,
         integer("max_queue_depth", 0, 1 << 20),
     ];
+    let n_replicas = config.lifecycle.replicas;
     match &config.source {
-        ModelSource::File(_) => fields.extend([
-            integer("context_length", 1, TOKENS_MAX),
-            integer("kv_tokens", 1, 1 << 40),
-            integer("kv_bytes", 1, 1 << 50),
-            integer("max_sequences", 1, JOBS_MAX),
-            integer("threads", 1, 1024),
-        ]),
-        ModelSource::LlamaServer(_) => fields.extend([
-            integer("context_length", 1, TOKENS_MAX),
-            integer("slots", 1, JOBS_MAX),
-        ]),
-        ModelSource::VllmServe(_) => fields.extend([
-            integer("context_length", 1, TOKENS_MAX),
-            integer("kv_bytes", 1, 1 << 50),
-            integer("max_num_seqs", 1, JOBS_MAX),
-            FieldConstraint {
-                field: "dtype",
-                range: FieldRange::Text { bytes_max: 32 },
-            },
-        ]),
+        ModelSource::File(_) => fields.extend(native_fields(config, known)),
+        ModelSource::LlamaServer(child) => {
+            let slots = u64::from(child.slots_usual());
+            let trained = known.context_most().saturating_mul(slots);
+            let most = trained.min(known.kv_tokens_most(n_replicas));
+            fields.extend([
+                integer("slots", 1, JOBS_MAX),
+                integer("context_length", 1, most.clamp(1, TOKENS_MAX)),
+            ]);
+        }
+        ModelSource::VllmServe(child) => {
+            let least = vllm_kv_bytes_least(child, known);
+            let most = known.kv_bytes_most(n_replicas).max(least);
+            fields.extend([
+                integer("max_num_seqs", 1, JOBS_MAX),
+                integer("context_length", 1, known.context_most()),
+                integer("kv_bytes", least, most),
+                FieldConstraint {
+                    field: "dtype",
+                    range: FieldRange::OneOf(VLLM_DTYPES),
+                },
+            ]);
+        }
         ModelSource::OpenaiRemote(_) => fields.push(integer("max_inflight", 1, JOBS_MAX)),
         ModelSource::Fake(_) => {}
     }
     LoadConstraints(fields)
 }
 
-/// The configuration with the overrides in it. `estimate` tells what a token of KV costs.
+/// The fields of the built-in engine. What its limits refuse is out of range here (`engine/limits`).
+fn native_fields(config: &ModelConfig, known: &Known) -> [FieldConstraint; 5] {
+    let engine = &config.engine;
+    let most = known.kv_tokens_most(config.lifecycle.replicas);
+    let n_cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    // With a window a context may be longer than the pool.
+    let held_most = match (engine.cache_window, engine.kv_tokens) {
+        (0, Some(kv_tokens)) => kv_tokens.min(most),
+        (0, None) => most,
+        (_, _) => u64::MAX,
+    };
+    let context_least = u64::from(engine.cache_window.max(1));
+    let context_most = known.context_most().min(held_most).max(context_least);
+    let kv_least = kv_tokens_least(engine, known);
+    let kv_most = most.max(kv_least);
+    let each = known.kv_bytes_per_token;
+    let (bytes_least, bytes_most) = match each {
+        0 => (1, BYTES_MAX),
+        each => (
+            kv_least.saturating_mul(each),
+            // A few bytes more make no further token.
+            kv_most.saturating_mul(each).saturating_add(each - 1),
+        ),
+    };
+    [
+        integer("threads", 1, n_cores),
+        integer("max_sequences", 1, JOBS_MAX),
+        integer("context_length", context_least, context_most),
+        integer("kv_tokens", kv_least, kv_most),
+        integer("kv_bytes", bytes_least, bytes_most),
+    ]
+}
+
+/// The smallest KV pool: one context in its window. A context that nobody set shrinks with the pool.
+fn kv_tokens_least(engine: &EngineConfig, known: &Known) -> u64 {
+    let page = PAGE_TOKENS as u64;
+    let context = match (engine.context_length, engine.cache_window) {
+        (Some(context), _) => context,
+        (None, 0) => return page,
+        (None, _) => EngineConfig::CONTEXT_DEFAULT.min(known.context_most() as u32),
+    };
+    let window = CacheWindow {
+        tokens: engine.cache_window,
+        n_kept: 0,
+    };
+    let n_blocks = window.blocks_max(context as usize, 1) as u64;
+    u64::from(context).min(n_blocks.saturating_mul(page)).max(1)
+}
+
+/// vLLM refuses to start where one context does not fit. Its bytes are those of one GPU.
+fn vllm_kv_bytes_least(child: &VllmServeConfig, known: &Known) -> u64 {
+    let context = child.max_model_len.or(known.trained_context).unwrap_or(0);
+    let all = known.kv_bytes_per_token.saturating_mul(context.into());
+    (all / u64::from(child.gpus().max(1))).max(1)
+}
+
+/// The configuration with the overrides in it.
 ///
 /// # Errors
 /// The first field that is unknown or out of its range.
 pub fn apply(
     config: &ModelConfig,
     overrides: &LoadOverride,
-    kv_bytes_per_token: u64,
+    known: &Known,
 ) -> Result<ModelConfig, OverrideError> {
-    let constraints = constraints(config);
-    let mut config = config.clone();
-    for (field, value) in &overrides.0 {
-        let known = constraints.0.iter().find(|one| one.field == field);
-        let Some(constraint) = known else {
-            return Err(OverrideError::Unknown {
-                field: field.clone(),
-                known: constraints.0.iter().map(|one| one.field).collect(),
-            });
-        };
-        if !constraint.range.takes(value) {
-            return Err(OverrideError::OutOfRange {
-                field: constraint.field,
-                value: shown(value),
-                range: constraint.range.text(),
-            });
-        }
-        put(&mut config, constraint.field, value, kv_bytes_per_token);
+    let listed: Vec<&'static str> = {
+        let all = constraints(config, known).0;
+        all.iter().map(|one| one.field).collect()
+    };
+    let is_listed = |field: &String| listed.contains(&field.as_str());
+    if let Some(field) = overrides.0.keys().find(|field| !is_listed(field)) {
+        return Err(OverrideError::Unknown {
+            field: field.clone(),
+            known: listed,
+        });
     }
     if overrides.0.contains_key("kv_tokens") && overrides.0.contains_key("kv_bytes") {
         return Err(OverrideError::Both("kv_tokens", "kv_bytes"));
+    }
+    let mut config = config.clone();
+    if overrides.0.contains_key("kv_tokens") || overrides.0.contains_key("kv_bytes") {
+        config.engine.kv_tokens = None; // what it was does not limit the context any more
+    }
+    for field in listed {
+        let Some(value) = overrides.0.get(field) else {
+            continue;
+        };
+        // With what was taken over before it.
+        let now = constraints(&config, known).0;
+        let range = now.into_iter().find(|one| one.field == field);
+        if let Some(FieldConstraint { range, .. }) = range
+            && !range.takes(value)
+        {
+            return Err(OverrideError::OutOfRange {
+                field,
+                value: shown(value),
+                range: range.text(),
+            });
+        }
+        put(&mut config, field, value, known.kv_bytes_per_token);
     }
     Ok(config)
 }
@@ -289,119 +440,16 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// What the configuration says of a model, without secrets: for the admin page.
-#[must_use]
-pub fn definition(config: &ModelConfig) -> Value {
-    let (lifecycle, executor) = (&config.lifecycle, &config.executor);
-    let mut shown = json!({
-        "replicas": lifecycle.replicas,
-        "replica_max": lifecycle.replica_max,
-        "enabled": lifecycle.enabled,
-        "load_on_demand": lifecycle.load_on_demand,
-        "idle_unload_s": lifecycle.idle_unload.map(|idle| idle.as_secs_f64()),
-        "pinned": lifecycle.pinned,
-        "device_weight": lifecycle.device_weight,
-        "executor": {
-            "max_queue_depth": executor.max_queue_depth,
-            "target_inflight": executor.target_inflight.map(|target| target.to_string()),
-            "default_slo_ms": executor.default_slo_ms,
-            "queue_timeout_ms": executor.queue_timeout.map(|most| most.as_millis() as u64),
-        },
-    });
-    let source = match &config.source {
-        ModelSource::File(path) => {
-            shown["engine"] = engine_shown(&config.engine);
-            json!(path.display().to_string())
-        }
-        ModelSource::Fake(fake) => json!({
-            "max_inflight": fake.max_inflight, "tick_s": fake.tick.as_secs_f64(),
-        }),
-        ModelSource::OpenaiRemote(remote) => json!({
-            // A URL may carry a key in its query or a password before its host.
-            "base_urls": remote.urls().into_iter().map(redacted_url).collect::<Vec<_>>(),
-            "model": remote.model,
-            // The name of the variable; what it holds is never read here.
-            "api_key_env": remote.api_key_env,
-            "max_inflight": remote.max_inflight,
-        }),
-        ModelSource::LlamaServer(child) => json!({
-            "binary": child.binary.display().to_string(),
-            "file": child.file.display().to_string(),
-            "slots": child.slots,
-            "ctx_size": child.ctx_size,
-            "extra_args": redacted_args(&child.process.extra_args),
-        }),
-        ModelSource::VllmServe(child) => json!({
-            "binary": child.binary.display().to_string(),
-            "model": child.model,
-            "dtype": child.dtype,
-            "max_model_len": child.max_model_len,
-            "kv_cache_memory_bytes": child.kv_cache_memory_bytes,
-            "tensor_parallel_size": child.tensor_parallel_size,
-            "pipeline_parallel_size": child.pipeline_parallel_size,
-            "max_num_seqs": child.max_num_seqs,
-            "extra_args": redacted_args(&child.process.extra_args),
-        }),
-    };
-    let key = match &config.source {
-        ModelSource::File(_) => "file",
-        other => other.backend(),
-    };
-    shown[key] = source;
-    shown
-}
-
-fn engine_shown(engine: &EngineConfig) -> Value {
-    json!({
-        "context_length": engine.context_length,
-        "max_sequences": engine.max_sequences,
-        "max_rows": engine.max_rows,
-        "kv_tokens": engine.kv_tokens,
-        "threads": engine.threads,
-        "pooling": engine.pooling.map(Pooling::name),
-        "prefix_cache": engine.prefix_cache,
-        "cache_window": engine.cache_window,
-    })
-}
-
-/// Without what stands before the host and without the query.
-fn redacted_url(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-    let rest = rest.split(['?', '#']).next().unwrap_or_default();
-    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
-    format!("{scheme}://{host}{path}")
-}
-
-/// Values of flags that speak of keys, tokens, passwords or secrets are not shown, whether they come
-/// in the same argument or in the next.
-fn redacted_args(args: &[String]) -> Vec<String> {
-    const HIDDEN: &str = "***";
-    let is_secret = |flag: &str| {
-        let flag = flag.to_ascii_lowercase();
-        let words = ["key", "token", "password", "secret"];
-        flag.starts_with('-') && words.iter().any(|word| flag.contains(word))
-    };
-    let mut shown = Vec::with_capacity(args.len());
-    let mut hide_next = false;
-    for arg in args {
-        let (flag, value) = arg.split_once('=').unwrap_or((arg, ""));
-        shown.push(match (hide_next, is_secret(flag), value) {
-            (true, false, _) => HIDDEN.to_owned(),
-            (_, true, "") => arg.clone(),
-            (_, true, _) => format!("{flag}={HIDDEN}"),
-            (false, false, _) => arg.clone(),
-        });
-        hide_next = is_secret(flag) && value.is_empty();
-    }
-    shown
-}
-
-/// What a model is thought to hold before it was ever loaded: see `estimate`.
+/// What a model is thought to hold before it was ever loaded, and what its files say of it: see
+/// `estimate`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
     /// Over all replicas.
     pub memory: ModelMemory,
     /// Of one token at the default depth; 0 when unknown.
     pub kv_bytes_per_token: u64,
+    /// Longest context that the model was made for.
+    pub trained_context: Option<u32>,
+    /// Most tokens that its KV pool could count.
+    pub kv_tokens_max: Option<u64>,
 }

@@ -8,6 +8,7 @@ use super::model::LoadProgress;
 use super::overrides::{LoadConstraints, LoadOverride, OverrideError};
 use super::state::RuntimeState;
 use crate::config::TargetInflight;
+use crate::scheduler::ReplicaSnapshot;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -42,8 +43,14 @@ pub struct ModelReport {
     pub waiting_for_load: usize,
     /// Jobs per replica as configured; None = what it can hold.
     pub configured_target_inflight: Option<TargetInflight>,
-    /// Over all replicas, after clamping; 0 when not loaded.
+    /// Jobs that one replica can hold, the smallest of those that live; None when none does.
+    pub capability_inflight: Option<u32>,
+    /// Jobs per replica after clamping, the smallest of those that live; 0 when none does.
     pub effective_target_inflight: u32,
+    /// The same over all replicas that live.
+    pub total_target_inflight: u32,
+    /// Each replica; empty when not loaded.
+    pub replica_states: Vec<ReplicaSnapshot>,
     /// Whether a request would be queued now.
     pub accepting_new_requests: bool,
     /// Why the last load failed, while the model is `failed`.
@@ -117,7 +124,7 @@ pub enum PoolError {
 pub struct DeviceReport {
     /// `cpu`, `cuda:0`.
     pub device: DeviceId,
-    /// What models may hold in all.
+    /// What models may hold in all; `u64::MAX` = nobody set a limit.
     pub limit_bytes: u64,
     /// What they hold, and what is promised to loads on their way.
     pub used_bytes: u64,

@@ -7,17 +7,18 @@
 use super::entry::Entry;
 use super::ledger::ModelMemory;
 use super::model::LoadedModel;
-use super::overrides;
+use super::overrides::{self, Known};
 use super::report::{DeviceReport, DeviceShare, ModelReport};
 use super::state::{Leaving, RuntimeState, State};
-use super::{LoadOverride, Pool};
+use super::{LoadOverride, Pool, definition::definition};
 use crate::config::ModelConfig;
 use crate::scheduler::Snapshot;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What the registry knows of a model.
-struct Known {
+/// What the registry has of a model.
+struct Row {
     config: ModelConfig,
     state: State,
     model: Option<Arc<LoadedModel>>,
@@ -27,7 +28,7 @@ struct Known {
     n_waiting: usize,
 }
 
-impl Known {
+impl Row {
     fn of(entry: &Entry) -> Self {
         let model = match &entry.state {
             State::Loaded(model) => Some(Arc::clone(model)),
@@ -53,41 +54,38 @@ impl Pool {
     /// One row per configured model, in their order.
     #[must_use]
     pub fn reports(&self) -> Vec<ModelReport> {
-        let known: Vec<Known> = {
+        let rows: Vec<Row> = {
             let registry = self.shared.lock();
-            registry.entries().iter().map(Known::of).collect()
+            registry.entries().iter().map(Row::of).collect()
         };
-        known
-            .into_iter()
-            .map(|known| self.report_of(known))
-            .collect()
+        rows.into_iter().map(|row| self.report_of(row)).collect()
     }
 
     /// The row of the model that answers to an id.
     #[must_use]
     pub fn report(&self, id: &str) -> Option<ModelReport> {
-        let known = self.shared.lock().find(id).map(Known::of)?;
-        Some(self.report_of(known))
+        let row = self.shared.lock().find(id).map(Row::of)?;
+        Some(self.report_of(row))
     }
 
-    fn report_of(&self, known: Known) -> ModelReport {
-        let state = known.state.name();
-        let snapshot = known.model.as_ref().map(|model| model.executor.snapshot());
+    fn report_of(&self, row: Row) -> ModelReport {
+        let state = row.state.name();
+        let snapshot = row.model.as_ref().map(|model| model.executor.snapshot());
         let snapshot = snapshot.as_ref();
-        let lifecycle = &known.config.lifecycle;
+        let lifecycle = &row.config.lifecycle;
         // With the overrides of the running load; they were checked when it was taken.
-        let effective = overrides::apply(&known.config, &known.overrides, 0);
-        let effective = effective.unwrap_or_else(|_| known.config.clone());
-        let memory = match (state, known.memory.total_bytes()) {
+        let effective = overrides::apply(&row.config, &row.overrides, &Known::default());
+        let effective = effective.unwrap_or_else(|_| row.config.clone());
+        let memory = match (state, row.memory.total_bytes()) {
             (RuntimeState::Unloaded | RuntimeState::Failed, _) => {
-                self.shared.estimate(&known.config).memory
+                self.shared.estimate(&row.config).memory
             }
             (RuntimeState::Loading | RuntimeState::Loaded | RuntimeState::Unloading, _) => {
-                known.memory
+                row.memory
             }
         };
-        let backend = known.model.as_ref().map(|model| model.meta.backend.clone());
-        let kind = known.config.source.backend().to_owned();
+        let backend = row.model.as_ref().map(|model| model.meta.backend.clone());
+        let kind = row.config.source.backend().to_owned();
         let is_loaded = state == RuntimeState::Loaded;
         let n_alive = |snapshot: &Snapshot| {
             let alive = snapshot.replicas.iter().filter(|one| one.status.alive);
@@ -107,33 +105,36 @@ impl Pool {
             inflight_requests: queue_depth + preempted + runtime_inflight as usize,
             queue_depth,
             runtime_inflight,
-            waiting_for_load: known.n_waiting,
+            waiting_for_load: row.n_waiting,
             configured_target_inflight: effective.executor.target_inflight,
-            effective_target_inflight: snapshot.map_or(0, |now| now.effective_target_inflight),
+            capability_inflight: snapshot.and_then(Snapshot::capability_per_replica),
+            effective_target_inflight: snapshot.map_or(0, Snapshot::target_per_replica),
+            total_target_inflight: snapshot.map_or(0, |now| now.effective_target_inflight),
+            replica_states: snapshot.map_or_else(Vec::new, |now| now.replicas.clone()),
             accepting_new_requests: is_loaded && snapshot.is_some_and(|now| now.accepting),
-            last_error: match &known.state {
+            last_error: match &row.state {
                 State::Failed(why) => Some(why.to_string()),
                 State::Loaded(_) => snapshot.and_then(replica_error),
                 State::Unloaded | State::Loading(_) | State::Unloading(_) => None,
             },
-            load_progress: match &known.state {
+            load_progress: match &row.state {
                 State::Loading(load) => Some(load.progress()),
                 State::Unloaded | State::Failed(_) | State::Loaded(_) | State::Unloading(_) => None,
             },
-            load_constraints: overrides::constraints(&known.config),
-            definition: overrides::definition(&known.config),
+            load_constraints: overrides::constraints(&row.config, &self.shared.known(&row.config)),
+            definition: definition(&row.config),
             pinned: lifecycle.pinned,
             load_on_demand: lifecycle.load_on_demand,
             idle_unload: lifecycle.idle_unload,
             idle_for: is_loaded.then(|| {
                 let now = self.shared.clock.now();
-                now.saturating_duration_since(known.last_used)
+                now.saturating_duration_since(row.last_used)
             }),
             cache_bytes: snapshot.map_or(0, |now| super::gauges::cache_bytes(&memory, now)),
             memory,
-            load_override: known.overrides,
-            name: known.config.name,
-            aliases: known.config.aliases,
+            load_override: row.overrides,
+            name: row.config.name,
+            aliases: row.config.aliases,
         }
     }
 
@@ -141,11 +142,14 @@ impl Pool {
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceReport> {
         let registry = self.shared.lock();
-        let limits = registry.limits().bytes.iter();
-        limits
-            .map(|(&device, &limit_bytes)| DeviceReport {
+        let with_limit = registry.limits().bytes.keys().copied();
+        let held = registry.holders().map(|entry| entry.memory.device);
+        let devices: BTreeSet<_> = with_limit.chain(held).collect();
+        devices
+            .into_iter()
+            .map(|device| DeviceReport {
                 device,
-                limit_bytes,
+                limit_bytes: registry.limits().of(device),
                 used_bytes: registry.used_bytes(device),
                 models: registry
                     .holders()

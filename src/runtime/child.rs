@@ -22,6 +22,7 @@
 //! line by line, into the log (level debug) and a short memory for error messages. What is not here:
 //! what it is asked (`upstream`), and that it is started again (the scheduler's replica factory).
 
+use super::resident;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use parking_lot::{Condvar, Mutex};
@@ -172,6 +173,12 @@ impl Child {
         self.shared.pid
     }
 
+    /// Bytes of main memory that it and what it started hold now; None where the system does not tell.
+    #[must_use]
+    pub fn resident_bytes(&self) -> Option<u64> {
+        resident::group_bytes(self.shared.group.as_raw().cast_unsigned())
+    }
+
     /// Calls `report` with the reason when the process ends without being told to; at once if it has.
     pub fn on_exit(&self, report: impl FnOnce(&str) + Send + 'static) {
         let ended = {
@@ -306,7 +313,8 @@ impl Shared {
             while !state.log_ended && !self.changed.wait_until(&mut state, deadline).timed_out() {}
             let why = format!("it ended ({status}){}", state.log_end());
             if !state.is_stopping {
-                tracing::warn!(name = %self.name, pid = self.pid, %why, "child process");
+                // Not louder: who is told by `on_exit` says it with what follows from it.
+                tracing::debug!(name = %self.name, pid = self.pid, %why, "child process");
             }
             state.ended = Some(why.clone());
             state.on_exit.take().map(|report| (report, why))
@@ -424,8 +432,11 @@ mod tests {
         child.on_exit(|why| panic!("told to, so no accident: {why}"));
         let ready = child.wait_ready(LONG, || child.log() == ["ready"]);
         ready.expect("is ready");
+        let bytes = child.resident_bytes().expect("it runs");
+        assert!(bytes > 50 << 10, "{bytes}");
         child.stop();
         let log = child.log();
+        assert_eq!(child.resident_bytes(), None, "nothing is left of it");
         assert_eq!(log.last().map(String::as_str), Some("asked"), "{log:?}");
         assert!(!is_alive(&child.pid().to_string()));
         child.stop();

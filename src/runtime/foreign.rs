@@ -10,6 +10,23 @@ use std::sync::Arc;
 /// Asked by a replica that waits for its start: true = nobody wants it any more.
 pub type GiveUp = Arc<dyn Fn() -> bool + Send + Sync>;
 
+/// Makes a replica whose server does not answer yet, for the reason given: a circuit that is open from the
+/// start. None where that makes no sense: what we start ourselves is there or is not.
+pub type AbsentFactory = Arc<dyn Fn(usize, &str) -> Option<Arc<dyn Runtime>> + Send + Sync>;
+
+/// Of the model `name`; see the type.
+#[must_use]
+pub fn absent(name: &str, source: &ModelSource) -> Option<AbsentFactory> {
+    let ModelSource::OpenaiRemote(config) = source.clone() else {
+        return None;
+    };
+    let name = name.to_owned();
+    Some(Arc::new(move |index, why| {
+        let runtime = openai_remote::absent(&name, &config, index, why).ok()?;
+        Some(Arc::new(runtime) as Arc<dyn Runtime>)
+    }))
+}
+
 /// Makes replicas of the model `name`; None where our own process runs it.
 #[must_use]
 pub fn factory(name: &str, source: &ModelSource, give_up: GiveUp) -> Option<ReplicaFactory> {

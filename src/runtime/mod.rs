@@ -13,6 +13,7 @@ pub mod foreign;
 pub mod llama_server;
 pub mod native;
 pub mod openai_remote;
+pub mod resident;
 pub mod upstream;
 pub mod vllm_serve;
 
@@ -151,6 +152,14 @@ pub trait Runtime: Send + Sync {
     }
     /// What it is doing.
     fn status(&self) -> RuntimeStatus;
+    /// Why it is dead, for the operator; None while it lives, and where it does not know.
+    fn death(&self) -> Option<String> {
+        None
+    }
+    /// Bytes of main memory that processes of its own hold now; None where it has none.
+    fn resident_bytes(&self) -> Option<u64> {
+        None
+    }
     /// What a loop costs, for looped models; None for others and before anything is known of it.
     fn loop_cost(&self) -> Option<LoopCost> {
         None

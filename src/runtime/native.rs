@@ -278,6 +278,10 @@ impl Runtime for NativeRuntime {
         }
     }
 
+    fn death(&self) -> Option<String> {
+        self.engine.stats().death()
+    }
+
     fn kv_room(&self, loops: u32) -> (u32, u32) {
         let groups = |loops: u32| self.plan.kv_groups(loops.min(self.plan.max_loops)) as u32;
         (groups(loops), groups(self.plan.default_loops))

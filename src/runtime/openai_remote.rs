@@ -2,7 +2,9 @@
 //!
 //! Opening it reads the key from its environment variable and asks the server whether it is well: the
 //! same function is the probe of the circuit breaker, because the scheduler opens a dead replica anew
-//! through it. What is not here: the calls (`upstream`).
+//! through it. A server that does not answer when its model is loaded, while another one does, begins as
+//! an open circuit ([`absent`]) and joins when the probe succeeds. What is not here: the calls
+//! (`upstream`).
 
 use super::upstream::call::Server;
 use super::upstream::client::{Client, Secret};
@@ -25,29 +27,70 @@ pub fn open(
     config: &OpenaiRemoteConfig,
     index: usize,
 ) -> Result<UpstreamRuntime, String> {
-    if let Some(fault) = config.fault() {
-        return Err(fault);
-    }
-    let urls = config.urls();
-    let url = urls[index % urls.len()];
-    let key = config.api_key_env.as_deref().map(key_of).transpose()?;
-    let client = Client::new(url, key, config.ca_file.as_deref(), &config.limits)?;
+    let remote = Remote::new(name, config, index)?;
     if !config.health_path.is_empty() {
-        client.fetch(&config.health_path, HEALTH_WAIT)?;
+        remote
+            .server
+            .client
+            .fetch(&config.health_path, HEALTH_WAIT)?;
     }
-    let server = Server {
-        client,
-        model: config.model.clone(),
-        dialect: config.dialect,
-        limits: config.limits.clone(),
-    };
-    let room = Room {
-        max_inflight: config.max_inflight,
-        context_length: config.context_length.unwrap_or(u32::MAX),
-    };
-    let upstream = Upstream::new(&format!("{name}-{index}"), server, config.max_inflight);
-    let asks_consent = config.allow_remote == AllowRemote::Ask;
+    let (upstream, room, asks_consent) = remote.into_parts();
     Ok(UpstreamRuntime::remote(upstream, room, asks_consent))
+}
+
+/// Replica `index` while its server does not answer: dead from the start.
+///
+/// # Errors
+/// What no waiting mends: see [`open`].
+pub fn absent(
+    name: &str,
+    config: &OpenaiRemoteConfig,
+    index: usize,
+    why: &str,
+) -> Result<UpstreamRuntime, String> {
+    let (upstream, room, asks_consent) = Remote::new(name, config, index)?.into_parts();
+    Ok(UpstreamRuntime::absent(upstream, room, asks_consent, why))
+}
+
+/// What a replica is made of before its server was asked anything.
+struct Remote {
+    name: String,
+    server: Server,
+    room: Room,
+    asks_consent: bool,
+}
+
+impl Remote {
+    fn new(name: &str, config: &OpenaiRemoteConfig, index: usize) -> Result<Self, String> {
+        if let Some(fault) = config.fault() {
+            return Err(fault);
+        }
+        let urls = config.urls();
+        let url = urls[index % urls.len()];
+        let key = config.api_key_env.as_deref().map(key_of).transpose()?;
+        let client = Client::new(url, key, config.ca_file.as_deref(), &config.limits)?;
+        let server = Server {
+            client,
+            model: config.model.clone(),
+            dialect: config.dialect,
+            limits: config.limits.clone(),
+        };
+        let room = Room {
+            max_inflight: config.max_inflight,
+            context_length: config.context_length.unwrap_or(u32::MAX),
+        };
+        Ok(Self {
+            name: format!("{name}-{index}"),
+            server,
+            room,
+            asks_consent: config.allow_remote == AllowRemote::Ask,
+        })
+    }
+
+    fn into_parts(self) -> (Upstream, Room, bool) {
+        let upstream = Upstream::new(&self.name, self.server, self.room.max_inflight);
+        (upstream, self.room, self.asks_consent)
+    }
 }
 
 fn key_of(variable: &str) -> Result<Secret, String> {

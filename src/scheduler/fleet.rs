@@ -66,6 +66,11 @@ impl Fleet {
             .is_some_and(|runtime| runtime.status().alive)
     }
 
+    /// Why a replica is dead, if its runtime says.
+    pub(crate) fn death(&self, replica: usize) -> Option<String> {
+        self.get(replica)?.death()
+    }
+
     /// Takes a runtime out; what it counted is kept.
     pub(crate) fn take(&self, replica: usize) -> Option<Arc<dyn Runtime>> {
         let place = &self.places[replica];

@@ -43,7 +43,11 @@ fn look(core: &Core) {
     }
     for replica in 0..core.fleet.len() {
         if !core.fleet.is_alive(replica) {
-            lose(core, replica, "its runtime reports that it is dead");
+            let why = core.fleet.death(replica);
+            let why = why
+                .as_deref()
+                .unwrap_or("its runtime died and gave no reason");
+            lose(core, replica, why);
         }
     }
 }
@@ -66,9 +70,11 @@ pub(crate) fn lose(core: &Core, replica: usize, why: &str) {
 /// A job failed. True when that was dealt with: its replica is dead, or the job goes back to the queue.
 pub(crate) fn failed(core: &Core, job: &Running, error: &RequestError) -> bool {
     if !core.fleet.is_alive(job.replica) {
-        let why = match error {
-            RequestError::ReplicaLost(why) => why.as_str(),
-            _ => "its runtime died while it worked",
+        // The runtime knows best; what this one job heard of it may be less.
+        let why = core.fleet.death(job.replica);
+        let why = match (&why, error) {
+            (Some(why), _) | (None, RequestError::ReplicaLost(why)) => why.as_str(),
+            (None, _) => "its runtime died while it worked",
         };
         lose(core, job.replica, why);
     }

@@ -107,3 +107,22 @@ pub struct Snapshot {
     /// Its replicas.
     pub replicas: Vec<ReplicaSnapshot>,
 }
+
+impl Snapshot {
+    fn live(&self) -> impl Iterator<Item = &ReplicaSnapshot> {
+        self.replicas.iter().filter(|one| one.health.is_live())
+    }
+
+    /// Jobs that one replica should hold, the smallest of those that live; 0 when none does. With a
+    /// configured number it is `min(configured, capability_per_replica)`.
+    #[must_use]
+    pub fn target_per_replica(&self) -> u32 {
+        self.live().map(|one| one.target).min().unwrap_or(0)
+    }
+
+    /// Jobs that one replica can hold, the smallest of those that live; None when none does.
+    #[must_use]
+    pub fn capability_per_replica(&self) -> Option<u32> {
+        self.live().map(|one| one.max_inflight).min()
+    }
+}

@@ -4,6 +4,7 @@
 //! says so, time passes when the test says so. What a test has to wait for (another thread's next
 //! step) it waits for with a deadline, on the pool's own condition.
 
+mod definition;
 mod demand;
 mod ledger;
 mod native;

@@ -1,6 +1,7 @@
 //! The real loader with the committed tiny model: two replicas, estimates, memory that comes back.
 
 use crate::support::PATIENCE;
+use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,4 +99,59 @@ fn a_file_that_is_not_there_fails_with_its_name() {
     );
     let why = pool.report("tiny").and_then(|report| report.last_error);
     assert!(why.is_some_and(|why| why.contains("exist.gguf")));
+}
+
+#[test]
+fn overrides_that_the_model_cannot_be_loaded_with_are_refused_before_they_are_tried() {
+    let pool = pool();
+    pool.add(tiny()).expect("the name is new");
+    let trained = 256;
+    let load = |of: serde_json::Value| {
+        let of = LoadOverride(of.as_object().expect("an object").clone());
+        pool.load("tiny", &of)
+    };
+    for (of, field) in [
+        (json!({"kv_bytes": 1}), "kv_bytes"),
+        (json!({"kv_bytes": 1_u64 << 49}), "kv_bytes"),
+        (json!({"kv_tokens": 1_u64 << 39}), "kv_tokens"),
+        (json!({"context_length": trained + 1}), "context_length"),
+        (json!({"context_length": u32::MAX}), "context_length"),
+    ] {
+        let error = load(of.clone()).expect_err("out of range");
+        let text = error.to_string();
+        assert!(
+            text.contains(field) && text.contains("it must be a whole number from"),
+            "{text}"
+        );
+        assert_eq!(
+            pool.report("tiny").expect("configured").runtime_state,
+            RuntimeState::Unloaded
+        );
+    }
+    // Both ends of every range can really be loaded; they are those that the page shows.
+    let shown = pool
+        .report("tiny")
+        .expect("configured")
+        .load_constraints
+        .to_json();
+    assert_eq!(shown["context_length"]["max"], trained);
+    for (field, end) in [
+        ("kv_bytes", "min"),
+        ("kv_tokens", "min"),
+        ("context_length", "min"),
+        ("context_length", "max"),
+        ("threads", "max"),
+        ("max_sequences", "min"),
+    ] {
+        let value = shown[field][end].as_u64().expect("a number");
+        let answer = load(json!({field: value}));
+        answer.unwrap_or_else(|error| panic!("{field} {end} {value}: {error}"));
+        let state = pool.wait_settled("tiny", PATIENCE);
+        assert_eq!(state, Some(RuntimeState::Loaded), "{field} {end} {value}");
+        pool.unload("tiny", None).expect("it is there");
+        assert_eq!(
+            pool.wait_settled("tiny", PATIENCE),
+            Some(RuntimeState::Unloaded)
+        );
+    }
 }

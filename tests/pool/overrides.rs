@@ -2,13 +2,22 @@
 
 use crate::support::{Bench, model};
 use serde_json::{Value, json};
-use tinyloop::config::{ModelConfig, ModelSource, OpenaiRemoteConfig, TargetInflight};
-use tinyloop::pool::overrides::{apply, constraints, definition};
+use tinyloop::config::{ModelConfig, ModelSource, TargetInflight};
+use tinyloop::pool::overrides::{Known, apply, constraints};
 use tinyloop::pool::{LoadOverride, PoolError, RuntimeState};
 
 fn overrides(of: &Value) -> LoadOverride {
     LoadOverride(of.as_object().expect("an object").clone())
 }
+
+/// Ten bytes of KV a token, 2048 tokens at most, room for 5000 tokens beside the weights.
+const KNOWN: Known = Known {
+    fixed_bytes: 10_000,
+    kv_bytes_per_token: 10,
+    trained_context: Some(2048),
+    kv_tokens_max: None,
+    limit_bytes: 60_000,
+};
 
 fn native() -> ModelConfig {
     ModelConfig::new("n", ModelSource::File("x.gguf".into()))
@@ -17,11 +26,11 @@ fn native() -> ModelConfig {
 #[test]
 fn listed_fields_in_their_ranges_are_taken_over() {
     let of = json!({
-        "replicas": 3, "target_inflight": 7, "context_length": 512, "kv_bytes": 1000,
-        "max_sequences": 2, "threads": 4, "max_queue_depth": 0,
+        "replicas": 2, "target_inflight": 7, "context_length": 100, "kv_bytes": 1000,
+        "max_sequences": 2, "threads": 1, "max_queue_depth": 0,
     });
-    let config = apply(&native(), &overrides(&of), 10).expect("all is in range");
-    assert_eq!(config.lifecycle.replicas, 3);
+    let config = apply(&native(), &overrides(&of), &KNOWN).expect("all is in range");
+    assert_eq!(config.lifecycle.replicas, 2);
     assert_eq!(
         config.executor.target_inflight,
         Some(TargetInflight::Jobs(7))
@@ -30,13 +39,13 @@ fn listed_fields_in_their_ranges_are_taken_over() {
     let engine = config.engine;
     assert_eq!(
         (engine.context_length, engine.kv_tokens),
-        (Some(512), Some(100))
+        (Some(100), Some(100))
     );
-    assert_eq!((engine.max_sequences, engine.threads), (2, Some(4)));
+    assert_eq!((engine.max_sequences, engine.threads), (2, Some(1)));
     let auto = apply(
         &native(),
         &overrides(&json!({"target_inflight": "auto"})),
-        0,
+        &KNOWN,
     );
     let auto = auto.expect("a word instead of a number");
     assert_eq!(auto.executor.target_inflight, Some(TargetInflight::Auto));
@@ -53,14 +62,21 @@ fn everything_else_is_refused_by_name_and_range() {
         (json!({"replicas": null}), "replicas", "null"),
         (json!({"target_inflight": "many"}), "target_inflight", "or \"auto\""),
         (json!({"dtype": "f16"}), "dtype", "cannot be overridden at load; this model takes replicas,"),
-        (json!({"kv_tokens": 5, "kv_bytes": 5}), "kv_tokens", "give one of them"),
+        (json!({"kv_tokens": 50, "kv_bytes": 500}), "kv_tokens", "give one of them"),
+        (json!({"kv_bytes": 1}), "kv_bytes", "'kv_bytes' is 1; it must be a whole number from 160 to 50009"),
+        (json!({"kv_tokens": 5001}), "kv_tokens", "from 16 to 5000"),
+        (json!({"kv_tokens": 5000, "replicas": 2}), "kv_tokens", "from 16 to 2000"),
+        (json!({"context_length": 4096}), "context_length", "from 1 to 2048"),
+        (json!({"context_length": 1000, "kv_tokens": 999}), "kv_tokens", "from 1000 to 5000"),
+        (json!({"context_length": 0}), "context_length", "from 1 to 2048"),
+        (json!({"threads": 1000}), "threads", "from 1 to"),
     ];
     for (of, field, text) in table {
-        let error = apply(&native(), &overrides(&of), 10).expect_err("refused");
+        let error = apply(&native(), &overrides(&of), &KNOWN).expect_err("refused");
         assert_eq!(error.field(), field, "{of}");
         assert!(error.to_string().contains(text), "{error} lacks {text}");
     }
-    let shown = constraints(&native()).to_json();
+    let shown = constraints(&native(), &KNOWN).to_json();
     assert_eq!(
         shown["replicas"],
         json!({"type": "integer", "min": 1, "max": 8})
@@ -96,23 +112,56 @@ fn an_override_lasts_as_long_as_the_model_stays_loaded() {
 }
 
 #[test]
-fn definitions_hold_no_secrets() {
-    let remote: OpenaiRemoteConfig = toml::from_str(
-        "base_url = \"https://user:pass@host/v1?key=abc\"\nmodel = \"m\"\napi_key_env = \"THE_KEY\"",
-    )
-    .expect("the shape is right");
-    let config = ModelConfig::new("r", ModelSource::OpenaiRemote(remote));
-    let shown = definition(&config);
+fn ranges_follow_what_is_configured_and_what_other_programs_take() {
+    let range = |config: &ModelConfig, known: &Known, field: &str| {
+        constraints(config, known).to_json()[field].clone()
+    };
+    let mut windowed = native();
+    windowed.engine.cache_window = 64;
+    windowed.engine.kv_tokens = Some(100);
+    // A context may be longer than the pool, and must hold a window.
+    let integer = |min: u64, max: u64| json!({"type": "integer", "min": min, "max": max});
     assert_eq!(
-        shown["openai_remote"]["base_urls"],
-        json!(["https://host/v1"])
+        range(&windowed, &KNOWN, "context_length"),
+        integer(64, 2048)
     );
-    assert_eq!(shown["openai_remote"]["api_key_env"], "THE_KEY");
-    let child = toml::from_str(
-        "file = \"m.gguf\"\n[process]\nextra_args = [\"--api-key\", \"abc\", \"--hf-token=abc\", \"-v\"]",
-    )
-    .expect("the shape is right");
-    let config = ModelConfig::new("c", ModelSource::LlamaServer(child));
-    let args = &definition(&config)["llama_server"]["extra_args"];
-    assert_eq!(*args, json!(["--api-key", "***", "--hf-token=***", "-v"]));
+    let mut held = native();
+    held.engine.kv_tokens = Some(100);
+    assert_eq!(range(&held, &KNOWN, "context_length"), integer(1, 100));
+    // What is overridden too does not count any more.
+    let both = overrides(&json!({"context_length": 200, "kv_tokens": 300}));
+    let both = apply(&held, &both, &KNOWN).expect("both are in range");
+    assert_eq!(both.engine.kv_tokens, Some(300));
+    let unknown = Known::default();
+    assert_eq!(
+        range(&native(), &unknown, "context_length"),
+        integer(1, u64::from(u32::MAX))
+    );
+    let vllm: ModelSource = ModelSource::VllmServe(
+        toml::from_str("model = \"m\"\nmax_model_len = 100\ntensor_parallel_size = 2")
+            .expect("valid"),
+    );
+    let vllm = ModelConfig::new("v", vllm);
+    assert_eq!(range(&vllm, &KNOWN, "kv_bytes"), integer(500, 50_000));
+    let words = range(&vllm, &KNOWN, "dtype")["enum"].clone();
+    assert!(
+        words
+            .as_array()
+            .expect("words")
+            .contains(&json!("bfloat16")),
+        "{words}"
+    );
+    for bad in [json!("int3"), json!(""), json!(3)] {
+        let error =
+            apply(&vllm, &overrides(&json!({"dtype": bad})), &KNOWN).expect_err("no such type");
+        assert_eq!(error.field(), "dtype");
+        assert!(
+            error.to_string().contains("one of \"auto\", \"half\""),
+            "{error}"
+        );
+    }
+    let llama =
+        ModelSource::LlamaServer(toml::from_str("file = \"x.gguf\"\nslots = 2").expect("valid"));
+    let llama = ModelConfig::new("l", llama);
+    assert_eq!(range(&llama, &KNOWN, "context_length"), integer(1, 4096));
 }

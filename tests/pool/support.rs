@@ -96,6 +96,7 @@ impl ModelLoader for ScriptedLoader {
                 ..ModelMemory::default()
             },
             kv_bytes_per_token: 10,
+            ..Estimate::default()
         }
     }
 

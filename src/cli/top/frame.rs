@@ -128,9 +128,11 @@ fn rate_text(rate: Option<f64>) -> String {
 fn model_row(model: &Value, rates: Option<Rates>, now: &Sample) -> Vec<String> {
     let number = |field: &str| model[field].as_u64().unwrap_or(0).to_string();
     let text = |field: &str| model[field].as_str().unwrap_or("-").to_owned();
-    let kv = match model["is_loaded"] == true {
-        true => format!("{:.0} %", counts_of(model, now).kv_usage * 100.0),
-        false => "-".to_owned(),
+    // Other programs do not tell how full their KV memory is.
+    let kv_usage = counts_of(model, now).kv_usage;
+    let kv = match (model["is_loaded"] == true, kv_usage) {
+        (true, Some(usage)) => format!("{:.0} %", usage * 100.0),
+        (_, _) => "-".to_owned(),
     };
     let queued = model["queue_depth"].as_u64().unwrap_or(0);
     let waiting = model["waiting_for_load"].as_u64().unwrap_or(0);
@@ -140,7 +142,7 @@ fn model_row(model: &Value, rates: Option<Rates>, now: &Sample) -> Vec<String> {
         replicas_text(model),
         (queued + waiting).to_string(),
         number("runtime_inflight"),
-        number("effective_target_inflight"),
+        number("total_target_inflight"),
         rate_text(rates.map(|rates| rates.tokens)),
         rate_text(rates.map(|rates| rates.ended)),
         rate_text(rates.map(|rates| rates.refused)),
@@ -197,15 +199,17 @@ mod tests {
             tokens,
             ended: tokens / 10.0,
             refused: 0.0,
-            kv_usage: 0.125,
+            kv_usage: Some(0.125),
+            kv_blocks: 8.0,
         };
         Sample {
             at: Duration::from_millis(at_ms),
             models: json!([
                 {"name": "chat", "runtime_state": "loaded", "is_loaded": true, "replicas": 2,
                  "loaded_replicas": 1, "queue_depth": 3, "runtime_inflight": 16,
-                 "waiting_for_load": 0, "effective_target_inflight": 16,
-                 "memory": {"estimate_bytes": 210 << 20, "source": "measured load delta"}},
+                 "waiting_for_load": 0, "total_target_inflight": 16,
+                 "memory": {"estimate_bytes": 210 << 20, "source": "measured load delta",
+                            "is_estimate": false}},
                 {"name": "other", "runtime_state": "failed", "is_loaded": false, "replicas": 1,
                  "loaded_replicas": 0, "queue_depth": 0, "waiting_for_load": 2,
                  "last_error": "no such file"},

@@ -13,6 +13,8 @@ const TOKEN_COUNTS: [&str; 2] = [
     "tinyloop_inter_token_latency_seconds_count",
 ];
 const KV_USAGE: &str = "tinyloop_kv_cache_usage_ratio";
+/// Blocks by state; all zero where nobody counts them.
+const KV_BLOCKS: &str = "tinyloop_kv_blocks";
 const DONE: &str = "tinyloop_requests_total";
 const REJECTED: &str = "tinyloop_admission_rejected_total";
 
@@ -38,8 +40,10 @@ pub(super) struct Counts {
     pub(super) ended: f64,
     /// Requests refused.
     pub(super) refused: f64,
-    /// Part of the KV pages in use, 0 to 1.
-    pub(super) kv_usage: f64,
+    /// Part of the KV pages in use, 0 to 1; None where nobody counts them.
+    pub(super) kv_usage: Option<f64>,
+    /// Blocks of KV in any state.
+    pub(super) kv_blocks: f64,
 }
 
 impl Sample {
@@ -63,7 +67,8 @@ pub(super) fn counts(metrics: &str) -> BTreeMap<String, Counts> {
         let Some((name, rest)) = line.split_once('{') else {
             continue;
         };
-        let is_wanted = TOKEN_COUNTS.contains(&name) || [KV_USAGE, DONE, REJECTED].contains(&name);
+        let is_wanted =
+            TOKEN_COUNTS.contains(&name) || [KV_USAGE, KV_BLOCKS, DONE, REJECTED].contains(&name);
         if !is_wanted {
             continue;
         }
@@ -72,11 +77,15 @@ pub(super) fn counts(metrics: &str) -> BTreeMap<String, Counts> {
         };
         let counts = all.entry(model).or_default();
         match name {
-            KV_USAGE => counts.kv_usage = value,
+            KV_USAGE => counts.kv_usage = Some(value),
+            KV_BLOCKS => counts.kv_blocks += value,
             DONE => counts.ended += value,
             REJECTED => counts.refused += value,
             _ => counts.tokens += value,
         }
+    }
+    for counts in all.values_mut() {
+        counts.kv_usage = counts.kv_usage.filter(|_| counts.kv_blocks > 0.0);
     }
     all
 }
@@ -114,6 +123,9 @@ mod tests {
             tinyloop_time_to_first_token_seconds_bucket{model=\"a\",le=\"1\"} 9\n\
             tinyloop_inter_token_latency_seconds_count{model=\"a\"} 39\n\
             tinyloop_kv_cache_usage_ratio{model=\"a\"} 0.25\n\
+            tinyloop_kv_blocks{model=\"a\",state=\"free\"} 3\n\
+            tinyloop_kv_blocks{model=\"a\",state=\"used\"} 1\n\
+            tinyloop_kv_cache_usage_ratio{model=\"b\\\"\\\\}\"} 0\n\
             tinyloop_requests_total{model=\"a\",outcome=\"done\"} 2\n\
             tinyloop_requests_total{model=\"a\",outcome=\"error\"} 1\n\
             tinyloop_admission_rejected_total{reason=\"x\",model=\"b\\\"\\\\}\"} 4 1700000\n\
@@ -124,7 +136,8 @@ mod tests {
             tokens: 42.0,
             ended: 3.0,
             refused: 0.0,
-            kv_usage: 0.25,
+            kv_usage: Some(0.25),
+            kv_blocks: 4.0,
         };
         let b = Counts {
             refused: 4.0,

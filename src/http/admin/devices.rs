@@ -62,7 +62,8 @@ fn with_ledger(mut device: Value, report: Option<&DeviceReport>) -> Value {
     device["ledger"] = match report {
         None => Value::Null,
         Some(report) => json!({
-            "limit_bytes": report.limit_bytes,
+            // null: nobody set one
+            "limit_bytes": Some(report.limit_bytes).filter(|limit| *limit != u64::MAX),
             "used_bytes": report.used_bytes,
         }),
     };

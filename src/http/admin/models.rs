@@ -5,10 +5,11 @@
 
 use crate::http::errors::ApiError;
 use crate::http::ops::OpsAnswer;
-use crate::http::requests::target_value;
 use crate::http::state::{ServerState, unknown_model};
-use crate::pool::ModelReport;
-use crate::pool::ledger::ModelMemory;
+use crate::pool::definition::target_shown;
+use crate::pool::ledger::{MemorySource, ModelMemory};
+use crate::pool::{ModelReport, RuntimeState};
+use crate::scheduler::ReplicaSnapshot;
 use serde_json::{Value, json};
 
 pub(super) fn list(state: &ServerState) -> OpsAnswer {
@@ -38,11 +39,15 @@ fn row(report: &ModelReport) -> Value {
         "queue_depth": report.queue_depth,
         "runtime_inflight": report.runtime_inflight,
         "waiting_for_load": report.waiting_for_load,
-        "configured_target_inflight": report.configured_target_inflight.map(target_value),
+        // All three count jobs of one replica, the smallest that lives.
+        "configured_target_inflight": report.configured_target_inflight.map(target_shown),
+        "capability_inflight": report.capability_inflight,
         "effective_target_inflight": report.effective_target_inflight,
+        "total_target_inflight": report.total_target_inflight,
+        "replica_states": report.replica_states.iter().map(replica).collect::<Vec<_>>(),
         "accepting_new_requests": report.accepting_new_requests,
         "last_error": report.last_error,
-        "memory": memory(&report.memory),
+        "memory": memory_of(report),
         "cache_bytes": report.cache_bytes,
         "load_progress": load_progress(report),
         "load_constraints": report.load_constraints.to_json(),
@@ -53,6 +58,29 @@ fn row(report: &ModelReport) -> Value {
         "idle_s": report.idle_for.map(|idle| rounded(idle.as_secs_f64())),
         "definition": report.definition,
     })
+}
+
+fn replica(replica: &ReplicaSnapshot) -> Value {
+    json!({
+        "health": replica.health.name(),
+        "inflight": replica.inflight,
+        "capability": replica.max_inflight,
+        "target": replica.target,
+        "restarts": replica.n_restarts,
+        "last_error": replica.last_error,
+    })
+}
+
+/// The same as [`memory`], and whether it is what the model holds now or what it would.
+fn memory_of(report: &ModelReport) -> Value {
+    let mut shown = memory(&report.memory);
+    let is_there = matches!(
+        report.runtime_state,
+        RuntimeState::Loaded | RuntimeState::Unloading
+    );
+    let is_measured = report.memory.source == MemorySource::MeasuredLoadDelta;
+    shown["is_estimate"] = json!(!(is_there && is_measured));
+    shown
 }
 
 /// What a model holds or will hold, and how that is known.

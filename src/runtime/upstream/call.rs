@@ -254,6 +254,7 @@ fn refusal(answer: Answer) -> Failure {
         status,
         retry_after,
         message: wire::error_message(&body),
+        is_too_long: wire::is_context_error(&body),
     }
 }
 

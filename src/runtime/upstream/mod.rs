@@ -53,6 +53,14 @@ impl UpstreamRuntime {
         }
     }
 
+    /// Forwards to a server that does not answer yet: dead from the start, so that whoever runs it makes
+    /// it anew as soon as that works.
+    #[must_use]
+    pub fn absent(upstream: Upstream, room: Room, asks_consent: bool, why: &str) -> Self {
+        upstream.death_handle().die(why);
+        Self::remote(upstream, room, asks_consent)
+    }
+
     /// Forwards to a process of ours, and dies with it.
     #[must_use]
     pub fn of_child(upstream: Upstream, room: Room, child: Child) -> Self {
@@ -110,6 +118,14 @@ impl Runtime for UpstreamRuntime {
             waiting: now.waiting,
             ..RuntimeStatus::default()
         }
+    }
+
+    fn death(&self) -> Option<String> {
+        self.upstream.death()
+    }
+
+    fn resident_bytes(&self) -> Option<u64> {
+        self.child.lock().as_ref().and_then(Child::resident_bytes)
     }
 
     fn tokenizer(&self) -> Option<Arc<Tokenizer>> {

@@ -156,6 +156,15 @@ impl Upstream {
         }
     }
 
+    /// Why it counts as gone.
+    #[must_use]
+    pub fn death(&self) -> Option<String> {
+        match &self.shared.state.lock().phase {
+            Phase::Dead(why) => Some(why.clone()),
+            Phase::Open | Phase::Stopped => None,
+        }
+    }
+
     /// Ends all jobs and joins the threads. Idempotent.
     pub fn stop(&self) {
         self.shared.end(Phase::Stopped);
@@ -248,7 +257,8 @@ impl Shared {
         };
         self.wake.notify_all();
         if let RequestError::ReplicaLost(why) = &error {
-            tracing::warn!(name = %self.name, %why, "an upstream counts as gone");
+            // Not louder: the scheduler tells the loss of the replica with this reason.
+            tracing::debug!(name = %self.name, %why, "an upstream counts as gone");
         }
         for cut in running {
             cut.cut(error.clone());

@@ -43,6 +43,8 @@ pub enum Failure {
         retry_after: Option<Duration>,
         /// The message of its error body, as it came.
         message: Option<String>,
+        /// Its error body says that the prompt does not fit the model's context.
+        is_too_long: bool,
     },
     /// What came is no answer.
     #[error("no answer that makes sense: {0}")]
@@ -112,6 +114,7 @@ pub fn verdict(failure: &Failure, host: &str, redact: impl Fn(&str) -> String) -
             status,
             retry_after,
             message,
+            is_too_long,
         } => match status {
             429 | 503 => RequestError::Overloaded {
                 retry_after_ms: retry_after.map(|wait| wait.as_millis() as u64),
@@ -119,7 +122,11 @@ pub fn verdict(failure: &Failure, host: &str, redact: impl Fn(&str) -> String) -
             400 | 413 | 422 => {
                 let words = message.as_deref().map(|text| shown(&redact(text)));
                 let words = words.unwrap_or_else(|| format!("status {status}"));
-                RequestError::Invalid(format!("the upstream refuses the request: {words}"))
+                let text = format!("the upstream refuses the request: {words}");
+                match is_too_long {
+                    true => RequestError::ContextTooLong(text),
+                    false => RequestError::Invalid(text),
+                }
             }
             401 | 403 => error(format!(
                 "the upstream {host} refuses the key of this server ({status})"
@@ -150,6 +157,7 @@ mod tests {
             status,
             retry_after: retry_after_s.map(Duration::from_secs),
             message: Some("the key sk-1 is\nnot good".to_owned()),
+            is_too_long: false,
         }
     }
 
@@ -195,6 +203,14 @@ mod tests {
         let words = end(&status(400, None));
         let expected = "the upstream refuses the request: the key [key] is not good";
         assert_eq!(words, RequestError::Invalid(expected.to_owned()));
+        let long = Failure::Status {
+            status: 400,
+            retry_after: None,
+            message: Some("9 of 8 tokens".to_owned()),
+            is_too_long: true,
+        };
+        let text = "the upstream refuses the request: 9 of 8 tokens".to_owned();
+        assert_eq!(end(&long), RequestError::ContextTooLong(text));
         for code in [401, 403, 404, 500, 502, 418, 301] {
             let RequestError::Upstream { fault, text } = end(&status(code, None)) else {
                 panic!("{code}");

@@ -6,7 +6,7 @@
 
 use crate::config::Dialect;
 use crate::request::{FinishReason, TextLogprob, TextToken, UpstreamCall, UpstreamPrompt, Usage};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 
 /// Where a call goes, below the base URL.
@@ -97,10 +97,18 @@ pub enum ChunkError {
     Told(String),
 }
 
+/// A null is as good as a field that is not there: servers differ in which they send.
+fn nullable<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
 #[derive(Deserialize)]
 struct ChunkIn {
-    #[serde(default)]
-    choices: Vec<ChoiceIn>,
+    choices: Option<Vec<ChoiceIn>>,
     usage: Option<UsageIn>,
     timings: Option<TimingsIn>,
     error: Option<Value>,
@@ -153,9 +161,9 @@ impl From<CallIn> for CallPiece {
 
 #[derive(Deserialize)]
 struct UsageIn {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     prompt_tokens: u32,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     completion_tokens: u32,
     prompt_tokens_details: Option<DetailsIn>,
     completion_tokens_details: Option<CompletionDetailsIn>,
@@ -181,11 +189,11 @@ struct TimingsIn {
 #[derive(Deserialize)]
 struct LogprobsIn {
     content: Option<Vec<EntryIn>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     tokens: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     token_logprobs: Vec<Option<f32>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     top_logprobs: Vec<Option<Map<String, Value>>>,
 }
 
@@ -193,7 +201,7 @@ struct LogprobsIn {
 struct EntryIn {
     #[serde(flatten)]
     chosen: TokenIn,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     top_logprobs: Vec<TokenIn>,
 }
 
@@ -265,7 +273,7 @@ pub fn chunk(data: &str) -> Result<Chunk, ChunkError> {
         return Err(ChunkError::Told(message_of(&error)));
     }
     let mut chunk = Chunk::default();
-    if let Some(choice) = read.choices.into_iter().next() {
+    if let Some(choice) = read.choices.into_iter().flatten().next() {
         let delta = choice.delta.unwrap_or_default();
         let mut thoughts = delta.reasoning_content.into_iter().chain(delta.reasoning);
         chunk.reasoning = thoughts.find(|text| !text.is_empty()).unwrap_or_default();
@@ -308,6 +316,28 @@ fn message_of(error: &Value) -> String {
         Some(text) => text.to_owned(),
         None => message.to_string(),
     }
+}
+
+/// Whether an error body says that the prompt is too long for the model, in the words of OpenAI and
+/// tinyloop (a code), of llama-server (a type) or of vLLM (a sentence).
+#[must_use]
+pub fn is_context_error(body: &[u8]) -> bool {
+    let value: Value = serde_json::from_slice(body).unwrap_or_default();
+    let error = value.get("error").filter(|error| error.is_object());
+    let error = error.unwrap_or(&value);
+    let is_named = [&error["code"], &error["type"]]
+        .into_iter()
+        .filter_map(Value::as_str)
+        .any(|name| {
+            matches!(
+                name,
+                "context_length_exceeded" | "exceed_context_size_error"
+            )
+        });
+    is_named
+        || error["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("maximum context length"))
 }
 
 /// The message of a whole error body, `{"error": {"message"}}` or what servers send in its place.
@@ -438,6 +468,22 @@ mod tests {
         let null =
             read(json!({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": null}));
         assert_eq!((null.usage, null.finish), (None, Some(FinishReason::Stop)));
+        let nulls = read(
+            json!({"choices": null, "error": null, "timings": {"cache_n": null},
+            "usage": {"prompt_tokens": null, "completion_tokens": 2, "prompt_tokens_details": null}}),
+        );
+        let usage = nulls.usage.expect("counts");
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (0, 2));
+        let nulls = read(
+            json!({"choices": [{"delta": null, "text": "x", "logprobs": {
+            "content": null, "tokens": null, "token_logprobs": null, "top_logprobs": null}}]}),
+        );
+        assert_eq!((nulls.text.as_str(), nulls.logprobs.len()), ("x", 0));
+        let nulls = read(
+            json!({"choices": [{"delta": {"content": "x"}, "finish_reason": null,
+            "logprobs": {"content": [{"token": "x", "logprob": null, "top_logprobs": null}]}}]}),
+        );
+        assert_eq!(nulls.logprobs.len(), 1);
     }
 
     #[test]
@@ -461,5 +507,20 @@ mod tests {
             Some("no")
         );
         assert_eq!(message("<html>"), None);
+        for long in [
+            r#"{"error": {"message": "no", "code": "context_length_exceeded"}}"#,
+            r#"{"error": {"code": 400, "message": "m", "type": "exceed_context_size_error"}}"#,
+            r#"{"object": "error", "message": "This model's maximum context length is 9 tokens."}"#,
+        ] {
+            assert!(is_context_error(long.as_bytes()), "{long}");
+        }
+        for other in [
+            "{}",
+            "<html>",
+            r#"{"error": "no"}"#,
+            r#"{"error": {"message": "context"}}"#,
+        ] {
+            assert!(!is_context_error(other.as_bytes()), "{other}");
+        }
     }
 }
