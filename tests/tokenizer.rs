@@ -383,6 +383,20 @@ fn chatml_is_the_template_of_files_that_carry_none() {
 }
 
 #[test]
+fn a_template_of_one_question_takes_no_turns() {
+    let takes_turns =
+        |source: &str| ChatTemplate::compile(source, "", "").map(|it| it.takes_turns());
+    let first = "Q: {{ messages[0].content }} A:";
+    let last = "Q: {{ messages[-1].content }} A:";
+    let strict = "{% if messages|length > 1 %}{{ raise_exception('one') }}{% endif %}x";
+    let all = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    for (source, expected) in [(first, false), (last, false), (strict, false), (all, true)] {
+        assert_eq!(takes_turns(source), Ok(expected), "{source}");
+    }
+    assert!(ChatTemplate::chatml("<s>", "</s>").takes_turns());
+}
+
+#[test]
 fn a_message_cannot_write_control_tokens() {
     let tokenizer = Tokenizer::bytes();
     let template = ChatTemplate::chatml("<|bos|>", "<|eos|>");

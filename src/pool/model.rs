@@ -8,7 +8,7 @@ use crate::chat::Family;
 use crate::config::Pooling;
 use crate::model::ExitRules;
 use crate::rate::finished_after_s;
-use crate::runtime::Runtime;
+use crate::runtime::{Feature, Features, Runtime};
 use crate::scheduler::Executor;
 use crate::tokenizer::{ChatTemplate, Grammars, Tokenizer};
 use parking_lot::Mutex;
@@ -138,6 +138,28 @@ impl std::fmt::Debug for LoadedModel {
 }
 
 impl LoadedModel {
+    /// What requests may ask of it: what all its runtimes can, less what this very model cannot: loop, or
+    /// take messages, or several turns, where its own template decides about that.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        let can = self.executor.features();
+        if self.tokenizer.is_none() {
+            return can; // whoever has its tokenizer has its template too
+        }
+        let missing = [
+            (self.meta.loops.max <= 1, Feature::Loops),
+            (self.chat_template.is_err(), Feature::Chat),
+            (!self.takes_turns(), Feature::MultiTurn),
+        ];
+        let missing = missing.into_iter().filter(|(is_missing, _)| *is_missing);
+        missing.fold(can, |can, (_, feature)| can.without(feature))
+    }
+
+    fn takes_turns(&self) -> bool {
+        let template = self.chat_template.as_ref();
+        template.is_ok_and(|template| template.takes_turns())
+    }
+
     /// Whether requests wait or run in its executor.
     #[must_use]
     pub fn has_work(&self) -> bool {

@@ -36,6 +36,10 @@ pub enum Feature {
     Tools,
     /// Images in messages.
     Vision,
+    /// Speech in messages.
+    Audio,
+    /// More than one turn of a conversation.
+    MultiTurn,
     /// Answers constrained by a schema or a grammar.
     StructuredOutput,
     /// Vectors of texts.
@@ -44,7 +48,7 @@ pub enum Feature {
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Chat,
         Self::Completions,
         Self::TokenIds,
@@ -58,6 +62,8 @@ impl Feature {
         Self::Prefixes,
         Self::Tools,
         Self::Vision,
+        Self::Audio,
+        Self::MultiTurn,
         Self::StructuredOutput,
         Self::Embeddings,
     ];
@@ -79,6 +85,8 @@ impl Feature {
             Self::Prefixes => "prefixes",
             Self::Tools => "tools",
             Self::Vision => "vision",
+            Self::Audio => "audio",
+            Self::MultiTurn => "multi_turn",
             Self::StructuredOutput => "structured_output",
             Self::Embeddings => "embeddings",
         }
@@ -114,6 +122,7 @@ impl Features {
             F::CacheWindow,
             F::Prefixes,
             F::Tools,
+            F::MultiTurn,
             F::StructuredOutput,
             F::Embeddings,
         ])
@@ -135,6 +144,7 @@ impl Features {
             F::Completions,
             F::Logprobs,
             F::Tools,
+            F::MultiTurn,
             F::StructuredOutput,
         ])
     }

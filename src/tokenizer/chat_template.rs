@@ -38,6 +38,7 @@ pub struct ChatTemplate {
     eos: String,
     /// Found out at the first prompt that needs it.
     pub(super) traits: OnceLock<TemplateTraits>,
+    takes_turns: bool,
 }
 
 /// Why a template cannot be compiled or rendered; the text says where.
@@ -75,13 +76,39 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, without_generation_marks(source))
             .map_err(|error| described(&error))?;
-        Ok(Self {
+        let mut template = Self {
             environment,
             source: source.to_owned(),
             bos: bos.to_owned(),
             eos: eos.to_owned(),
             traits: OnceLock::new(),
-        })
+            takes_turns: false,
+        };
+        template.takes_turns = template.renders_turns();
+        Ok(template)
+    }
+
+    /// Whether it writes a conversation of more than one turn; some take one question only.
+    #[must_use]
+    pub fn takes_turns(&self) -> bool {
+        self.takes_turns
+    }
+
+    /// Tries it: every text of three messages must be there, in their order.
+    fn renders_turns(&self) -> bool {
+        let said = [
+            ("user", "first-1"),
+            ("assistant", "second-2"),
+            ("user", "third-3"),
+        ];
+        let message = |(role, text)| serde_json::json!({"role": role, "content": text});
+        let rendered = self.render(&TemplateInput {
+            messages: said.map(message).to_vec(),
+            add_generation_prompt: true,
+            ..TemplateInput::default()
+        });
+        let places = rendered.map(|text| said.map(|(_, words)| text.find(words)));
+        places.is_ok_and(|places| places.is_sorted() && places[0].is_some())
     }
 
     /// ChatML, for files that carry no template.

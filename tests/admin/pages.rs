@@ -50,8 +50,9 @@ fn there_is_one_row_per_model_loaded_or_not() {
         "name": "twice", "resolved_backend": "fake", "configured_enabled": false,
         "runtime_state": "loaded", "is_loaded": true, "replicas": 2, "replica_max": 8,
         "loaded_replicas": 2, "inflight_requests": 0, "queue_depth": 0, "runtime_inflight": 0,
-        "configured_target_inflight": 5,
-        "effective_target_inflight": 2, "accepting_new_requests": true, "last_error": null,
+        // Jobs of one replica, which holds one; two replicas.
+        "configured_target_inflight": 5, "capability_inflight": 1,
+        "effective_target_inflight": 1, "total_target_inflight": 2, "accepting_new_requests": true, "last_error": null,
         "load_progress": null, "load_override": {},
     });
     for (field, value) in expected.as_object().expect("an object") {
@@ -61,6 +62,19 @@ fn there_is_one_row_per_model_loaded_or_not() {
         twice["load_constraints"]["replicas"],
         json!({"type": "integer", "min": 1, "max": 8})
     );
+    let replicas = twice["replica_states"].as_array().expect("a list");
+    assert_eq!(replicas.len(), 2);
+    for replica in replicas {
+        let shown = [
+            &replica["health"],
+            &replica["capability"],
+            &replica["target"],
+        ];
+        assert_eq!(shown, [&json!("live"), &json!(1), &json!(1)]);
+    }
+    assert_eq!(twice["definition"]["executor"]["target_inflight"], 5);
+    assert_eq!(other["capability_inflight"], Value::Null);
+    assert_eq!(other["memory"]["is_estimate"], true);
     assert_eq!(other["runtime_state"], "unloaded");
     assert_eq!(other["accepting_new_requests"], false);
     // By an alias, as one segment of a path.

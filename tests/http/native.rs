@@ -297,8 +297,8 @@ fn bad_requests_are_refused_with_the_field() {
         (
             json!({"prompt": "a", "loops": 2}),
             "loops",
-            "invalid_value",
-            "runs 1",
+            "missing_capability",
+            "'loops'",
         ),
         (
             json!({"prompt": "a", "priority": 101}),

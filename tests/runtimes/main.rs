@@ -1,5 +1,6 @@
 //! Every runtime behind the one trait: the same checks for all (`conformance`), then what is special
-//! about those that forward: faults of servers (`faults`), child processes (`children`), the whole way
+//! about those that forward: faults of servers (`faults`), child processes (`children`), several servers
+//! of which some do not answer (`circuits`), the whole way
 //! through HTTP (`front`).
 //!
 //! Other programs are stood in for by `tests/scripts/stand_in_server.py`, which speaks the wire formats
@@ -11,6 +12,7 @@
 mod client;
 
 mod children;
+mod circuits;
 mod conformance;
 mod faults;
 mod front;

@@ -10,6 +10,7 @@ use super::shape::{AnswerInfo, Shape};
 use super::usage::AskedLoops;
 use crate::constraint::ConstraintSource;
 use crate::http::errors::ApiError;
+use crate::http::openai::capabilities::refuse_missing;
 use crate::http::openai::chat::ChatRequest;
 use crate::http::openai::completions::{CompletionRequest, Prompt};
 use crate::http::openai::depth::Depth;
@@ -110,6 +111,7 @@ pub fn chat(call: &Call<'_>, body: &Map<String, Value>) -> Result<Prepared, ApiE
     let Some(tokenizer) = model.tokenizer.clone() else {
         return forward::chat(call, body, &model, loops);
     };
+    refuse_missing(&fields, &model, loops)?;
     let mut request = ChatRequest::parse(body, Some(tokenizer.vocab_size()))?;
     call.isolate(&model, &mut request.common);
     request.common.depth = Depth::parse(&fields, loops, &model.meta)?;
@@ -188,6 +190,7 @@ pub fn completions(call: &Call<'_>, body: &Map<String, Value>) -> Result<Prepare
     let Some(tokenizer) = model.tokenizer.clone() else {
         return forward::completions(call, body, &model, loops);
     };
+    refuse_missing(&fields, &model, loops)?;
     let mut request = CompletionRequest::parse(body, Some(tokenizer.vocab_size()))?;
     call.isolate(&model, &mut request.common);
     request.common.depth = Depth::parse(&fields, loops, &model.meta)?;

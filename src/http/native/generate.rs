@@ -15,6 +15,7 @@ use crate::http::generation::prepare::{constraint, preflight};
 use crate::http::generation::run::cancelled;
 use crate::http::generation::usage::{AskedLoops, UsageCounts, UsageSum};
 use crate::http::openai::answer::finish_text;
+use crate::http::openai::capabilities::refuse_missing;
 use crate::http::openai::chat::Conversation;
 use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, parse_object};
@@ -58,6 +59,7 @@ fn prepare(call: &Call<'_>) -> Result<Work, ApiError> {
     let Some(tokenizer) = model.tokenizer.clone() else {
         return prepare_forwarded(call, &body, model, loops);
     };
+    refuse_missing(&fields, &model, loops)?;
     let mut asked = Asked::parse(&fields, Some(tokenizer.vocab_size()))?;
     call.isolate(&model, &mut asked.common);
     asked.common.depth = Depth::parse(&fields, loops, &model.meta)?;

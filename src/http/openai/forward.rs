@@ -7,6 +7,7 @@
 //! that would leave this machine is refused unless it says that it may. What is not here: the call
 //! (`runtime/upstream`), the answer (`growing`).
 
+use super::capabilities::refuse_missing;
 use super::chat::ChatRequest;
 use super::completions::{CompletionRequest, Prompt};
 use super::fields::Fields;
@@ -145,54 +146,6 @@ fn consent(call: &Call<'_>, fields: &Fields<'_>, model: &LoadedModel) -> Result<
         is_hopeless: true,
         ..ApiError::param(ErrorCode::RemoteNotAllowed, ALLOW_REMOTE, message)
     })
-}
-
-/// What other servers' models can't do, or what is not forwarded.
-fn refuse_missing(
-    fields: &Fields<'_>,
-    model: &LoadedModel,
-    loops: Option<u32>,
-) -> Result<(), ApiError> {
-    let features = model.executor.features();
-    let is_on = |name: &str| fields.get(name).is_some_and(|value| !is_off(value));
-    let asked = [
-        ("model", loops.is_some(), Feature::Loops),
-        ("loops", is_on("loops"), Feature::Loops),
-        ("min_loops", is_on("min_loops"), Feature::Loops),
-        ("adaptive", is_on("adaptive"), Feature::Loops),
-        ("cache_window", is_on("cache_window"), Feature::CacheWindow),
-        ("tools", is_on("tools"), Feature::Tools),
-        ("functions", is_on("functions"), Feature::Tools),
-        ("echo", is_on("echo"), Feature::Echo),
-        ("return_tokens", is_on("return_tokens"), Feature::TokenIds),
-        ("messages", has_images(fields), Feature::Vision),
-    ];
-    match asked
-        .into_iter()
-        .find(|(_, asked, feature)| *asked && !features.has(*feature))
-    {
-        Some((param, _, feature)) => Err(ApiError::missing(feature, param, &model.name)),
-        None => Ok(()),
-    }
-}
-
-fn is_off(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Array(items) => items.is_empty(),
-        other => other.as_u64() == Some(0),
-    }
-}
-
-fn has_images(fields: &Fields<'_>) -> bool {
-    let messages = fields.get("messages").and_then(Value::as_array);
-    let contents = messages
-        .into_iter()
-        .flatten()
-        .filter_map(|m| m.get("content")?.as_array());
-    contents
-        .flatten()
-        .any(|part| part.get("type").and_then(Value::as_str) == Some("image_url"))
 }
 
 /// `POST /v1/chat/completions`

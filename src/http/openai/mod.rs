@@ -1,10 +1,11 @@
 //! The OpenAI API family: chat completions, text completions, models.
 //!
-//! Runs on HTTP workers. `fields`, `sampling`, `depth`, `structure`, `chat`, `messages`, `tools`, `completions`, `prompt`, `logprobs` and `answer`
+//! Runs on HTTP workers. `fields`, `capabilities`, `sampling`, `depth`, `structure`, `chat`, `messages`, `tools`, `completions`, `prompt`, `logprobs` and `answer`
 //! are pure functions between JSON and our words; `shape` is how answers look, `reading` how what a model writes is told apart and held to a form;
 //! `forward` makes the jobs of models that another server runs. Running the jobs: `http::generation`.
 
 pub mod answer;
+pub mod capabilities;
 pub mod chat;
 pub mod choice;
 pub mod completions;

@@ -64,7 +64,7 @@ fn object(model: &LoadedModel) -> Value {
         "owned_by": "tinyloop",
         "type": meta.kind(),
         "max_model_len": model.context_length,
-        "capabilities": model.executor.features().names().collect::<Vec<_>>(),
+        "capabilities": model.features().names().collect::<Vec<_>>(),
         "aliases": model.aliases,
         "meta": {
             "architecture": meta.architecture,

@@ -46,10 +46,11 @@ pub fn rendered_chat(
     conversation: &Conversation,
 ) -> Result<ChatPrompt, ApiError> {
     let template = model.chat_template.as_ref().map_err(|why| {
-        ApiError::new(
-            ErrorCode::TemplateError,
-            format!("model '{}' has no usable chat template: {why}", model.name),
-        )
+        let missing = ApiError::missing(Feature::Chat, "messages", &model.name);
+        ApiError {
+            message: format!("{}: {why}", missing.message),
+            ..missing
+        }
     })?;
     let rendered = tokenizer.render_chat(template, &conversation.template);
     let mut prompt = rendered.map_err(|error| {
