@@ -33,7 +33,7 @@
 //! | rank | where | what |
 //! |---|---|---|
 //! | 80 | `server`, `cli` | wiring and subcommands: build the pool and HTTP, own the threads, stop them in reverse order |
-//! | 70 | `http` | `wire` (connections), `openai`, `native`, `ops`, `management` (tiny_http) with `admin`; one table from error to status |
+//! | 70 | `http` | `wire` (connections), `openai`, `native`, `ops`, `management` with `admin`; one table from error to status |
 //! | 60 | `pool` | the public models: their states, how they are loaded and unloaded, bytes per device |
 //! | 50 | `scheduler` | executor, lifecycle, queue, admission (pure), driver, replica choice (pure), metrics |
 //! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `openai_remote`, `llama_server`, `vllm_serve` on the shared `upstream` and `child`, `fake` (scripted, for tests) |
@@ -54,7 +54,7 @@
 //! | `http-poll` | 1 | the data plane's listeners and every connection no worker is using |
 //! | `http-worker-N` | `http_workers` | one request at a time; a stream holds its worker |
 //! | `http-ops-N` | 2 | `/health`, `/ready`, `/metrics`, list and cancel, so that they answer when all workers are busy |
-//! | `management-N` | 4, and one for bodies that are refused | the management plane (tiny_http, loopback) |
+//! | `management-poll`, `management-worker-N`, `management-ops-N` | 1, 4, 2 | the management plane (loopback): as the three above |
 //! | `driver-MODEL` | 1 per model | dispatch and completion of that model's queue |
 //! | `rebuild-MODEL-N` | 1 per lost replica, while it is made anew | nothing: it ends the old runtime and puts a new one in its place |
 //! | `engine-MODEL` | 1 per native replica | backend, KV pool, sequences |

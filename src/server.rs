@@ -24,7 +24,7 @@ use crate::http::state::ServerState;
 use crate::http::wire::{WireConfig, WireServer};
 use crate::pool::Pool;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ impl Server {
     }
 
     /// Drains and stops. Returns when all threads have ended.
-    pub fn shutdown(mut self, drain: Duration) {
+    pub fn shutdown(self, drain: Duration) {
         // First: the data plane's refusals name the reason by it.
         self.state.begin_drain(drain);
         // Longer than the executors take, so that answers cut by the drain still get out; and before
@@ -110,7 +110,7 @@ impl Server {
             }
             self.wire.shutdown(drain_wire);
         });
-        if let Some(management) = self.management.as_mut() {
+        if let Some(management) = &self.management {
             management.stop();
         }
     }
@@ -161,14 +161,11 @@ fn start_management(
         return Ok(None);
     }
     let address = SocketAddr::new(management.host, management.port);
-    let listener = TcpListener::bind(address).map_err(|error| {
+    let started = Management::start(address, management, Arc::clone(state)).map_err(|error| {
         Error::Other(format!(
-            "the management plane cannot listen on {address}: {error}; choose another \
-             --management-port, or --no-management"
+            "the management plane: {error}; choose another --management-port, or --no-management"
         ))
     })?;
-    let started = Management::start(listener, management, Arc::clone(state))
-        .map_err(|error| Error::other("the management plane", error))?;
     Ok(Some(started))
 }
 

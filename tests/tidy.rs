@@ -229,12 +229,7 @@ fn length_faults(path: &str, text: &str) -> Vec<String> {
 fn ban_faults(path: &str, text: &str) -> Vec<String> {
     let text = without_tests(text);
     let in_any = |prefixes: &[&str]| prefixes.iter().any(|prefix| path.starts_with(prefix));
-    let bans: [(&str, bool, &str); 7] = [
-        (
-            "tiny_http",
-            in_any(&["src/http/management"]),
-            "tiny_http belongs to http/management",
-        ),
+    let bans: [(&str, bool, &str); 6] = [
         (
             "cudarc",
             in_any(&["src/backend/cuda"]),

@@ -1,4 +1,4 @@
-//! Both HTTP planes: the data plane on our own connection layer, the management plane on tiny_http.
+//! Both HTTP planes, each on a connection layer of its own (`wire`).
 //!
 //! Reading order: `data_plane` (a request's way to its route), `router`, `exchange` (one request
 //! and its answer), `errors` (the one table from error to status) and `error_style` (in which dialect it is worded), `generation/` (what all routes that generate have in common), `openai/` (chat,
@@ -6,8 +6,7 @@
 //! prompts), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel),
 //! `auth` (keys), `access` (what their clients may do), `quota` (requests and tokens per minute), `cors`, `access_log`, `management` and what it alone answers, `admin/`, `state` (what both planes know), `wire/` (connections).
 //!
-//! Everything here runs on HTTP workers (`wire` has its poll thread, `management` its own few
-//! threads). HTTP sees `pool` handles, never an engine. What is not here: scheduling, models.
+//! Everything here runs on HTTP workers (`wire` has its poll thread, `management` its own few workers). HTTP sees `pool` handles, never an engine. What is not here: scheduling, models.
 
 pub mod access;
 pub mod access_log;

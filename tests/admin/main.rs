@@ -119,8 +119,7 @@ impl TestServer {
         Client::connect(address.expect("it listens"))
     }
 
-    /// A connection that is being served. tiny_http may leave some of several new ones waiting until
-    /// another closes; one after the other it serves them all.
+    /// A connection that is being served.
     fn served(&self) -> Client {
         let mut client = self.admin();
         assert_eq!(client.get("/health").status, 200);

@@ -1,4 +1,4 @@
-//! Every limit of the data plane's connection layer, with its default. Plain data, no behaviour except
+//! Every limit of the connection layer, with its default. Plain data, no behaviour except
 //! the pure rules that turn settings into deadlines and into a connection cap.
 //!
 //! Owner: built once at start, then shared read-only by the poll thread and the workers.
@@ -13,6 +13,8 @@ const RESERVED_DESCRIPTORS: usize = 64;
 /// Limits and listeners of a [`super::WireServer`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct WireConfig {
+    /// What thread names begin with: `http-poll`, `http-worker-0`, `http-ops-0`.
+    pub thread_prefix: &'static str,
     /// Where to listen: `127.0.0.1:8080`, `[::1]:8080` or `unix:/path/of/socket`.
     pub listen: Vec<String>,
     /// Threads that run ordinary requests. A stream holds one for its whole life.
@@ -57,6 +59,7 @@ pub struct WireConfig {
 impl Default for WireConfig {
     fn default() -> Self {
         Self {
+            thread_prefix: "http",
             listen: vec!["127.0.0.1:8080".into()],
             workers: 64,
             ops_workers: 2,

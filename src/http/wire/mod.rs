@@ -1,4 +1,4 @@
-//! The data plane's connection layer: HTTP/1.1 on plain threads, for a hostile and slow network.
+//! The connection layer of both planes: HTTP/1.1 on plain threads, for a hostile and slow network.
 //!
 //! ```text
 //!  http-poll (one thread)                              http-worker-N, http-ops-N
@@ -240,20 +240,21 @@ fn spawn_threads(
     lanes: &(Arc<Lane<Job>>, Arc<Lane<Job>>),
 ) -> io::Result<Threads> {
     let (alive, workers_alive) = crossbeam_channel::bounded(0);
+    let prefix = home.config.thread_prefix;
     let mut workers = Vec::new();
     let sets = [
-        ("http-worker", home.config.workers, &lanes.0),
-        ("http-ops", home.config.ops_workers, &lanes.1),
+        ("worker", home.config.workers, &lanes.0),
+        ("ops", home.config.ops_workers, &lanes.1),
     ];
     for (name, count, lane) in sets {
         for i in 0..count.max(1) {
             let (lane, home, alive) = (lane.clone(), home.clone(), alive.clone());
-            let builder = std::thread::Builder::new().name(format!("{name}-{i}"));
-            let is_ops = name == "http-ops";
+            let builder = std::thread::Builder::new().name(format!("{prefix}-{name}-{i}"));
+            let is_ops = name == "ops";
             workers.push(builder.spawn(move || work(&lane, &home, is_ops, alive))?);
         }
     }
-    let builder = std::thread::Builder::new().name("http-poll".into());
+    let builder = std::thread::Builder::new().name(format!("{prefix}-poll"));
     let poll = builder.spawn(move || poller.run())?;
     Ok(Threads {
         poll,
