@@ -5,8 +5,12 @@
 //! error; memory and threads return to their base. `TINYLOOP_CHAOS_S` says how long it goes on
 //! (default 15 seconds; `.ci/run` asks for a minute), `TINYLOOP_CHAOS_SEED` repeats the same choices.
 
+#[path = "common/stand_in_model.rs"]
+mod stand_in_model;
+
 use crossbeam_channel::{Receiver, bounded};
 use prometheus::proto::MetricFamily;
+use stand_in_model::stand_in_model;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -15,16 +19,14 @@ use tinyloop::clock::SystemClock;
 use tinyloop::config::{FakeConfig, ModelConfig, ModelSource, PoolConfig};
 use tinyloop::pool::ledger::{MemorySource, ModelMemory};
 use tinyloop::pool::{
-    Estimate, LoadOverride, LoadedModel, LoadingModel, ModelLoader, ModelMeta, Patience, Pool,
-    PoolParts, RuntimeState, RuntimeWatch, SourceLoader, Unavailable,
+    Estimate, LoadOverride, LoadedModel, LoadingModel, ModelLoader, Patience, Pool, PoolParts,
+    RuntimeState, RuntimeWatch, SourceLoader, Unavailable,
 };
 use tinyloop::request::{GenerationRequest, RequestError};
 use tinyloop::runtime::fake::{FakeRuntime, Pace, capability, echo};
 use tinyloop::runtime::native::BackendKind;
 use tinyloop::runtime::{ReplicaFactory, Runtime};
-use tinyloop::scheduler::{
-    Executor, ExecutorContext, Metrics, StreamEvent, SubmitOptions, TokenStream,
-};
+use tinyloop::scheduler::{Metrics, StreamEvent, SubmitOptions, TokenStream};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Each replica of a stand-in really holds so much.
@@ -135,25 +137,8 @@ impl ModelLoader for Loader {
         let runtimes: Result<Vec<_>, String> = (0..config.lifecycle.replicas as usize)
             .map(|index| factory(index))
             .collect();
-        let mut context = ExecutorContext::new(config.name.clone(), Arc::clone(&self.metrics));
-        context.factory = Some(factory);
-        let executor = Executor::with_context(runtimes?, config.executor.clone(), context);
-        executor.start().map_err(|error| error.to_string())?;
-        Ok(LoadedModel {
-            name: config.name.clone(),
-            aliases: Vec::new(),
-            created: SystemTime::now(),
-            context_length: executor.context_length(),
-            executor: Arc::new(executor),
-            tokenizer: None,
-            grammars: None,
-            chat_template: Err("a stand-in".to_owned()),
-            meta: ModelMeta {
-                memory: Self::memory(config),
-                ..ModelMeta::default()
-            },
-            runtimes: watch,
-        })
+        let parts = (runtimes?, Some(factory));
+        stand_in_model(config, parts, &self.metrics, Self::memory(config), watch)
     }
 }
 

@@ -12,6 +12,42 @@ fn an_empty_file_is_the_default() {
     assert_eq!(parse("").expect("empty is fine"), Config::default());
 }
 
+/// Every block of configuration in the README is one that a server takes.
+#[test]
+fn the_configurations_of_the_readme_are_valid() {
+    let readme = include_str!("../../README.md");
+    let blocks: Vec<String> = readme
+        .split("```toml\n")
+        .skip(1)
+        .map(|rest| rest.split("```").next().unwrap_or_default().to_owned())
+        .collect();
+    assert!(blocks.len() >= 5, "{} blocks", blocks.len());
+    for text in blocks {
+        let config = parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        config
+            .check()
+            .unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert!(
+            !config.models.is_empty() || text.contains("[executor]"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    let error = Config::load(Path::new("/dev/null"))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("not a regular file"), "{error}");
+    let fifo = std::env::temp_dir().join(format!("tinyloop-fifo-{}.toml", std::process::id()));
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.expect("there is a mkfifo").success());
+    let error = Config::load(&fifo).unwrap_err().to_string();
+    std::fs::remove_file(&fifo).expect("it was made");
+    assert!(error.contains("not a regular file"), "{error}");
+}
+
 #[test]
 fn unknown_keys_name_line_and_nearest_key() {
     let error = parse("[server]\nhost = \"::1\"\nprot = 1\n")

@@ -7,8 +7,8 @@
 
 use crate::config::{
     AllowRemote, CallLimits, Dialect, EngineConfig, ExecutorConfig, FakeConfig, LifecycleConfig,
-    LlamaServerConfig, LoopsConfig, ModelConfig, ModelSource, OpenaiRemoteConfig, Pooling, PrefixIsolation,
-    ProcessConfig, QuantizeType, TargetInflight, VllmServeConfig,
+    LlamaServerConfig, LoopsConfig, ModelConfig, ModelSource, OpenaiRemoteConfig, Pooling,
+    PrefixIsolation, ProcessConfig, QuantizeType, TargetInflight, VllmServeConfig,
 };
 use serde_json::{Value, json};
 use std::path::Path;

@@ -3,10 +3,14 @@
 //! The work is done by the `llguidance` crate (an Earley parser over bytes, a lexer of derivatives, a
 //! prefix tree of the vocabulary). A compiler is made once per vocabulary, at the first constraint that
 //! is wanted; a compiled grammar is kept for a while, since clients send the same schema with every
-//! request. Compiling runs on the caller's thread, never the engine's, within bounds on the grammar's
-//! size and the lexer's work; a panic inside is an error of that request. What is not here: when the
+//! request. The caller waits for the thread `grammar`, which compiles, never the engine's: a long chain of
+//! references needs a large stack, and a stack that is too small would end the process. Size and work are
+//! bounded before (`grammar_bounds`); a panic inside is an error of that request. What is not here: when the
 //! sets of tokens are computed (`engine/masks`), which fields of which API ask for it (`http`).
 
+use super::grammar_bounds::{
+    CHOICE_BYTES_MAX, REGEX_BYTES_MAX, check_bytes, check_lark, check_schema,
+};
 use super::{EncodeOptions, Tokenizer, gbnf};
 use crate::constraint::{Constraint, ConstraintSource, Next, TokenSet};
 use crate::request::TokenId;
@@ -18,7 +22,6 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 /// Compiled grammars kept per vocabulary.
@@ -27,6 +30,9 @@ const N_KEPT: usize = 32;
 const GRAMMAR_BYTES_MAX: usize = 512 << 10;
 /// Most texts of a choice: beyond it the parser's bounds are met anyway, after long work.
 const CHOICES_MAX: usize = 1000;
+/// Stack of the thread that compiles: ten kilobytes for each of the rules or references that can stand in a
+/// chain within the bounds, several times over. Only what is used of it is ever there.
+const STACK_BYTES: usize = 256 << 20;
 /// Space between the parts of a JSON text: at most one line break with its indentation. Without an end
 /// a small model can go on with spaces for ever.
 const JSON_SPACE: &str = r"[ ]?|\n[ ]{0,16}";
@@ -244,12 +250,25 @@ fn factory(tokenizer: &Arc<Tokenizer>) -> Result<ParserFactory, String> {
     Ok(factory)
 }
 
+/// On a thread of its own, for its stack.
 fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<Compiled, GrammarError> {
     let grammar = top_level(spec)?;
-    let matcher = catch_unwind(AssertUnwindSafe(|| {
-        Matcher::new(factory.create_parser(grammar))
-    }));
-    let matcher = matcher.map_err(|_| GrammarError("the grammar cannot be compiled".to_owned()))?;
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("grammar".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, || compile_here(factory, grammar))
+            .map_err(|error| GrammarError(format!("no thread to compile the grammar: {error}")))?;
+        let compiled = thread.join();
+        compiled.unwrap_or_else(|_| Err(GrammarError("the grammar cannot be compiled".to_owned())))
+    })
+}
+
+fn compile_here(
+    factory: &ParserFactory,
+    grammar: TopLevelGrammar,
+) -> Result<Compiled, GrammarError> {
+    let matcher = Matcher::new(factory.create_parser(grammar));
     if let Some(error) = matcher.get_error() {
         return Err(GrammarError(in_words(&error)));
     }
@@ -309,20 +328,28 @@ fn top_level(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
         }
         TopLevelGrammar::from_json_schema(schema)
     };
+    let lark = |text: String| match check_lark(&text) {
+        Ok(()) => Ok(TopLevelGrammar::from_lark(text)),
+        Err(why) => Err(GrammarError(why)),
+    };
     Ok(match spec {
         GrammarSpec::JsonObject => json(json!({"type": "object"})),
         GrammarSpec::JsonSchema(schema @ (Value::Object(_) | Value::Bool(true))) => {
+            check_schema(schema).map_err(GrammarError)?;
             json(schema.clone())
         }
         GrammarSpec::JsonSchema(_) => {
             return Err(GrammarError("a JSON schema is an object".to_owned()));
         }
         GrammarSpec::ContextFree(text) if gbnf::is_gbnf(text) => {
-            TopLevelGrammar::from_lark(gbnf::to_lark(text).map_err(GrammarError)?)
+            lark(gbnf::to_lark(text).map_err(GrammarError)?)?
         }
-        GrammarSpec::ContextFree(text) => TopLevelGrammar::from_lark(text.clone()),
-        GrammarSpec::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
-        GrammarSpec::Regex(text) => TopLevelGrammar::from_regex(text),
+        GrammarSpec::ContextFree(text) => lark(text.clone())?,
+        GrammarSpec::Regex(text) => {
+            check_bytes("the expression", text.len(), REGEX_BYTES_MAX).map_err(GrammarError)?;
+            TopLevelGrammar::from_regex(text)
+        }
+        GrammarSpec::Lark(text) => lark(text.clone())?,
         GrammarSpec::Choice(texts) => {
             if texts.is_empty() || texts.iter().any(String::is_empty) {
                 let wrong = "a choice is among at least one text, none of them empty";
@@ -334,6 +361,8 @@ fn top_level(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
                     "a choice is among at most {CHOICES_MAX} texts, not {n_texts}"
                 )));
             }
+            let n_bytes = texts.iter().map(String::len).sum();
+            check_bytes("the choice", n_bytes, CHOICE_BYTES_MAX).map_err(GrammarError)?;
             let quoted = texts.iter().map(|text| json!(text).to_string());
             let alternatives: Vec<String> = quoted.collect();
             TopLevelGrammar::from_lark(format!("start: {}", alternatives.join(" | ")))
@@ -549,6 +578,47 @@ mod tests {
                     assert!(next.allowed.is_none_or(|allowed| !allowed.is_empty()));
                 }
             }
+        }
+    }
+
+    /// Each of these ended the process, or took a worker's thread for many seconds.
+    #[test]
+    fn long_chains_and_large_schemas_end_nobody() {
+        let last = |i: usize, n: usize, end: Value, next: &dyn Fn(usize) -> Value| {
+            if i + 1 == n { end } else { next(i + 1) }
+        };
+        let chain = |n: usize| {
+            let link = |i: usize| {
+                let next = |i: usize| {
+                    let next = json!({"$ref": format!("#/$defs/d{i}")});
+                    json!({"type": "object", "required": ["a"], "properties": {"a": next}})
+                };
+                (
+                    format!("d{i}"),
+                    last(i, n, json!({"type": "string"}), &next),
+                )
+            };
+            let defs: serde_json::Map<String, Value> = (0..n).map(link).collect();
+            GrammarSpec::JsonSchema(json!({"$defs": defs, "$ref": "#/$defs/d0"}))
+        };
+        let rules = |n: usize| {
+            let rule = |i: usize| match i + 1 == n {
+                true => format!("r{i}: \"x\"\n"),
+                false => format!("r{i}: \"a\" r{}\n", i + 1),
+            };
+            let rules: String = (0..n).map(rule).collect();
+            GrammarSpec::ContextFree(format!("start: r0\n{rules}"))
+        };
+        let grammars = grammars();
+        assert!(grammars.compile(&chain(400)).is_ok());
+        assert!(grammars.compile(&rules(900)).is_ok());
+        let properties: serde_json::Map<String, Value> = (0..2000)
+            .map(|i| (format!("p{i}"), json!({"type": "string"})))
+            .collect();
+        let wide = json!({"type": "object", "properties": properties});
+        for spec in [chain(20_000), rules(5000), GrammarSpec::JsonSchema(wide)] {
+            let error = grammars.compile(&spec).expect_err("too large");
+            assert!(error.0.contains("compiled"), "{error}");
         }
     }
 

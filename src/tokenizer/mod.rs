@@ -16,6 +16,7 @@ pub mod chat_template;
 mod from_gguf;
 mod gbnf;
 pub mod grammar;
+mod grammar_bounds;
 mod pretokenizers;
 mod special;
 mod spm;

@@ -144,7 +144,7 @@ impl Client {
             while let Some(chunk) = self.read_chunk() {
                 answer.body.extend(chunk);
             }
-        } else {
+        } else if answer.status != 204 {
             let length = answer.header("content-length").map(|length| length.parse());
             let length = length.expect("a length").expect("a number");
             answer.body = vec![0; length];

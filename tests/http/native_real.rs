@@ -276,7 +276,10 @@ fn tokens_leave_the_loop_early_by_a_rule_that_the_model_knows() {
 
     let plain = start();
     let gate = json!({"prompt": "a", "adaptive": {"rule": "gate", "threshold": 0.5}});
-    for (server, words) in [(&server, "it knows: latent"), (&plain, "does not loop")] {
+    for (server, words) in [
+        (&server, "it knows: latent"),
+        (&plain, "lacks the capability 'loops'"),
+    ] {
         for path in [GENERATE, "/v1/completions"] {
             let answer = server.client().post(path, &gate);
             let error = answer.json()["error"].clone();

@@ -11,6 +11,8 @@ mod native;
 mod overrides;
 mod reload;
 mod rooms;
+#[path = "../common/stand_in_model.rs"]
+mod stand_in_model;
 mod states;
 mod storms;
 mod support;

@@ -1,21 +1,22 @@
 //! A pool whose loads do what the test says.
 
+use crate::stand_in_model::stand_in_model;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tinyloop::clock::{Clock, ManualClock};
 use tinyloop::config::{FakeConfig, ModelConfig, ModelSource, PoolConfig};
 use tinyloop::pool::ledger::{MemorySource, ModelMemory};
 use tinyloop::pool::{
-    Estimate, LoadOverride, LoadTicket, LoadedModel, LoadingModel, ModelLoader, ModelMeta, Pool,
-    PoolError, PoolParts, RuntimeState, RuntimeWatch,
+    Estimate, LoadOverride, LoadTicket, LoadedModel, LoadingModel, ModelLoader, Pool, PoolError,
+    PoolParts, RuntimeState, RuntimeWatch,
 };
 use tinyloop::request::GenerationRequest;
 use tinyloop::runtime::Runtime;
 use tinyloop::runtime::fake::{FakeRuntime, Pace, capability, echo};
-use tinyloop::scheduler::{Executor, ExecutorContext, Metrics, SubmitOptions, Ticket};
+use tinyloop::scheduler::{Metrics, SubmitOptions, Ticket};
 
 /// How long a test waits for another thread's step.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -131,28 +132,12 @@ impl ModelLoader for ScriptedLoader {
             let mut runtimes = self.runtimes.lock().expect("no panic inside");
             runtimes.insert(name.clone(), Arc::clone(&runtime));
         }
-        let context = ExecutorContext::new(name.clone(), Arc::clone(&self.metrics));
-        let executor = Executor::with_context(vec![runtime], config.executor.clone(), context);
-        executor.start().map_err(|error| error.to_string())?;
-        Ok(LoadedModel {
-            name,
-            aliases: config.aliases.clone(),
-            created: SystemTime::now(),
-            context_length: executor.context_length(),
-            executor: Arc::new(executor),
-            tokenizer: None,
-            grammars: None,
-            chat_template: Err("a stand-in".to_owned()),
-            meta: ModelMeta {
-                memory: ModelMemory {
-                    weight_bytes: bytes,
-                    source: MemorySource::MeasuredLoadDelta,
-                    ..ModelMemory::default()
-                },
-                ..ModelMeta::default()
-            },
-            runtimes: watch,
-        })
+        let memory = ModelMemory {
+            weight_bytes: bytes,
+            source: MemorySource::MeasuredLoadDelta,
+            ..ModelMemory::default()
+        };
+        stand_in_model(config, (vec![runtime], None), &self.metrics, memory, watch)
     }
 }
 

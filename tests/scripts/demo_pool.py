@@ -71,22 +71,44 @@ class Traffic:
         choose = random.Random(number)
         while not self.stopping.is_set():
             model = choose.choice(self.models)
-            with self.lock:
-                self.sent += 1
-            try:
-                end, n_tokens = self.one(choose, model)
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                end, n_tokens = f"NO ANSWER: {error!r}", 0
-            with self.lock:
-                self.book[model, end] += 1
-                self.tokens[model] += n_tokens
+            end = self.booked(choose, model, choose.choice([4, 12, 30]))
             if end != "finished":
                 time.sleep(0.2)  # as a client would that was refused
 
-    def one(self, choose, model):
+    def booked(self, choose, model, max_tokens):
+        """One request, from its beginning to its end in the book."""
+        with self.lock:
+            self.sent += 1
+        try:
+            end, n_tokens = self.one(choose, model, max_tokens)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            end, n_tokens = f"NO ANSWER: {error!r}", 0
+        with self.lock:
+            self.book[model, end] += 1
+            self.tokens[model] += n_tokens
+        return end
+
+    def burst(self, model, n_requests, max_tokens):
+        """So many requests at once; call the result to wait for them and to count their ends."""
+        ends = []
+
+        def one(number):
+            ends.append(self.booked(random.Random(number), model, max_tokens))
+
+        threads = [threading.Thread(target=one, args=(n,)) for n in range(n_requests)]
+        for thread in threads:
+            thread.start()
+
+        def counted():
+            for thread in threads:
+                thread.join(120)
+            return collections.Counter(ends)
+        return counted
+
+    def one(self, choose, model, max_tokens):
         stream = choose.random() < 0.6
         body = {
-            "model": model, "stream": stream, "max_tokens": choose.choice([4, 12, 30]),
+            "model": model, "stream": stream, "max_tokens": max_tokens,
             "priority": choose.choice([-1, 0, 0, 5]),
             "messages": [{"role": "user", "content": choose.choice(QUESTIONS)}],
         }
@@ -232,7 +254,7 @@ class Demo:
                  "three priorities")
         traffic = Traffic(self.port, models, self.args.clients, self.started)
         try:
-            self.trouble(pool, remote, models)
+            self.trouble(pool, remote, models, traffic)
         finally:
             traffic.stop()
             stop.set()
@@ -240,7 +262,7 @@ class Demo:
         self.report(traffic)
         self.end(pool)
 
-    def trouble(self, pool, remote, models):
+    def trouble(self, pool, remote, models, traffic):
         pause = self.args.pause
         time.sleep(pause)
         print(self.tool("top", "--once"), flush=True)
@@ -258,8 +280,7 @@ class Demo:
         self.remote()
         wait_until("the second tinyloop", lambda: self.is_up(18190))
         self.recovered("remote", 1)
-        self.say("unloading native under load: " + self.tool("unload", "native", "--wait",
-                                                             "--timeout", "60"))
+        self.unload_under_load(traffic)
         held = self.held("native")
         self.say(f"native holds {held} bytes now")
         if held:
@@ -267,6 +288,21 @@ class Demo:
         self.say("loading it again, with one replica: " + self.tool(
             "load", "native", "--replicas", "1", "--wait", "--timeout", "120"))
         time.sleep(pause)
+
+    def unload_under_load(self, traffic):
+        """With requests in the queue: those must hear that the model is being unloaded."""
+        n_requests = 32
+        self.say(f"{n_requests} long requests for native, more than it has places for")
+        ends = traffic.burst("native", n_requests, 100)
+        row = wait_until("requests in native's queue", lambda: next(
+            (row for row in [self.rows()["native"]] if row["queue_depth"] >= 4), None))
+        self.say(f"unloading native with {row['runtime_inflight']} requests running and "
+                 f"{row['queue_depth']} waiting: "
+                 + self.tool("unload", "native", "--wait", "--timeout", "60"))
+        ends = ends()
+        self.say("they ended: " + ", ".join(f"{count} {end}" for end, count in sorted(ends.items())))
+        if not ends["model_unloading"]:
+            raise Failure("no waiting request heard that its model is being unloaded")
 
     def recovered(self, name, n_replicas):
         def is_back():

