@@ -190,7 +190,6 @@ impl Loader<'_> {
             })?)
         };
         let weights = [third(0)?, third(1)?, third(2)?];
-        self.source.done_with(&weight);
         self.advance(3 * n_bytes as u64);
         let mut biases = [None; 3];
         if self.present.contains(&bias) {
