@@ -249,3 +249,49 @@ fn top_shows_rates_over_an_interval() {
     assert!(tokens_per_second > 0.0, "{frame}");
     assert!(row(&frame, "cpu:").contains(&"used,"), "{frame}");
 }
+
+/// What the management plane says to a reload: the whole answer.
+fn reload(serve: &Serve) -> String {
+    let address = serve.url.trim_start_matches("http://");
+    let mut stream = std::net::TcpStream::connect(address).expect("it listens");
+    let request = "POST /v1/admin/reload HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+                   content-type: application/json\r\ncontent-length: 0\r\n\r\n";
+    stream.write_all(request.as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    let read = std::io::Read::read_to_string(&mut stream, &mut answer);
+    read.expect("it answers");
+    answer
+}
+
+/// A file that is lost, emptied or no file at all when it is read again changes nothing, at once.
+#[test]
+fn a_reload_of_a_lost_configuration_keeps_what_runs() {
+    let serve = Serve::start("reload", &[]);
+    let config = serve.folder.join("pool.toml");
+    let before = serve.says(&["models"]);
+    let refused = |why: &str| {
+        let answer = reload(&serve);
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+        assert!(
+            answer.contains("pool.toml") && answer.contains(why),
+            "{answer}"
+        );
+        assert_eq!(serve.says(&["models"]), before);
+    };
+    std::fs::write(&config, "").expect("it can be written");
+    refused("names no models any more");
+    std::fs::write(&config, "[server]\nport = 1\n").expect("it can be written");
+    refused("names no models any more");
+    std::fs::remove_file(&config).expect("it is there");
+    refused("No such file");
+    let made = Command::new("mkfifo").arg(&config).status();
+    assert!(made.expect("there is a mkfifo").success());
+    refused("not a regular file");
+    std::fs::remove_file(&config).expect("it is there");
+    let two = "[models.first.fake]\n[models.first]\naliases = ['1st']\n[models.new]\n\
+               enabled = false\nfake = {}\n";
+    std::fs::write(&config, two).expect("it can be written");
+    let answer = reload(&serve);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(serve.says(&["models"]).contains("new"));
+}

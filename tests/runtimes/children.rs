@@ -3,13 +3,17 @@
 use crate::client::Client;
 use crate::support::{PATIENCE, chat, llama, remote, stand_in, submit, vllm, wait_for};
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
+use tinyloop::config::{ModelConfig, ModelSource};
+use tinyloop::pool::{LoadOverride, Pool, RuntimeState};
 use tinyloop::request::{GenerationRequest, RequestError, UpstreamCall};
 use tinyloop::runtime::child::{self, Child, ChildSpec};
 use tinyloop::runtime::upstream::UpstreamRuntime;
 use tinyloop::runtime::{Runtime, llama_server, openai_remote, vllm_serve};
+use tinyloop::scheduler::Metrics;
 
 /// Where a child of ours listens.
 fn address(runtime: &UpstreamRuntime) -> SocketAddr {
@@ -161,6 +165,58 @@ fn failed_starts_say_why_and_leave_nothing() {
         .err()
         .expect("there is none");
     assert!(why.contains("/no/such/llama-server"), "{why}");
+}
+
+/// Process ids whose command line has this word.
+fn processes_with(word: &str) -> Vec<u32> {
+    let all = std::fs::read_dir("/proc").expect("there is a /proc");
+    let pids = all.flatten().filter_map(|process| {
+        let pid = process.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read_to_string(process.path().join("cmdline")).ok()?;
+        let has_word = line.split('\0').any(|found| found == word);
+        (has_word && is_there(pid)).then_some(pid)
+    });
+    pids.collect()
+}
+
+/// Whoever waits for a child to start is asked whether it is still wanted.
+#[test]
+fn a_start_that_nobody_wants_any_more_is_given_up() {
+    let mark = format!("unwanted-{}", std::process::id());
+    let never = format!("[process]\nextra_args = [\"--start-delay\", \"1000\", \"--{mark}\"]\n");
+    let word = format!("--{mark}");
+    let n_asked = Cell::new(0);
+    let give_up = || {
+        n_asked.set(n_asked.get() + 1);
+        n_asked.get() > 3
+    };
+    let given_up = "its start was given up";
+    let why = vllm_serve::start_until("m", &vllm(&never), 0, &give_up).err();
+    assert_eq!(why.as_deref(), Some(given_up));
+    assert_eq!(processes_with(&word), Vec::<u32>::new(), "it was stopped");
+    n_asked.set(0);
+    let why = llama_server::start_until("m", &llama(&never), 0, &give_up).err();
+    assert_eq!(why.as_deref(), Some(given_up));
+    assert_eq!(processes_with(&word), Vec::<u32>::new(), "it was stopped");
+}
+
+/// The same through the pool: an unload calls the load off, and the child goes at once.
+#[test]
+fn an_unload_calls_the_start_of_a_child_off() {
+    let mark = format!("called-off-{}", std::process::id());
+    let never = format!("[process]\nextra_args = [\"--start-delay\", \"1000\", \"--{mark}\"]\n");
+    let word = format!("--{mark}");
+    let pool = Pool::new(Arc::new(Metrics::new()));
+    let source = ModelSource::VllmServe(vllm(&never));
+    pool.add(ModelConfig::new("child", source))
+        .expect("the name is new");
+    pool.load("child", &LoadOverride::default())
+        .expect("there is room");
+    wait_for("the child", || !processes_with(&word).is_empty());
+    pool.unload("child", None).expect("it is loading");
+    let state = pool.wait_settled("child", PATIENCE);
+    assert_eq!(state, Some(RuntimeState::Unloaded));
+    assert_eq!(processes_with(&word), Vec::<u32>::new());
 }
 
 /// A remote server with a certificate of its own: trusted when its authority is named, else not.

@@ -1,7 +1,9 @@
 //! Several remote servers behind one model: those that answer serve, the others join when they can; and
 //! what the pool says of the memory of children.
 
-use crate::support::{PATIENCE, llama, stand_in, vllm, wait_for};
+use crate::client::Client;
+use crate::support::{PATIENCE, Serve, llama, stand_in, vllm, wait_for};
+use serde_json::json;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,4 +175,49 @@ fn the_memory_of_children_is_estimated_and_then_measured() {
         assert_eq!(pool.devices()[0].used_bytes, 0);
         assert_eq!(memory(), after, "the best estimate of the next load");
     }
+}
+
+/// What clients and probes see while replicas are lost: `degraded`, then `no_replica` with the time to come
+/// again, then an answer as if nothing had been.
+#[test]
+fn lost_replicas_are_told_through_http() {
+    let ports = [0; 2].map(|_| free_port().expect("there is one"));
+    let first = Elsewhere::start(ports[0]);
+    Elsewhere::wait_ready(ports[0]);
+    let urls = ports.map(|port| format!("http://127.0.0.1:{port}/v1"));
+    let config = format!(
+        "[models.far]\nexecutor = {{ replica_wait_ms = 100, restart_backoff_ms = 20, \
+         restart_backoff_max_ms = 50 }}\n\
+         [models.far.openai_remote]\nbase_urls = {urls:?}\nmodel = \"m\"\n\
+         allow_remote = \"always\"\nlimits = {{ retries = 0, failures_max = 1 }}\n"
+    );
+    let serve = Serve::start("circuits", &config, &[]);
+    let health = || Client::connect(serve.address).get("/health");
+    let chat = || {
+        let body = json!({"model": "far", "max_tokens": 3,
+            "messages": [{"role": "user", "content": "tokens 2"}]});
+        Client::connect(serve.address).post("/v1/chat/completions", &body)
+    };
+    wait_for("the absent server to be told", || {
+        health().json()["status"] == "degraded"
+    });
+    let degraded = health();
+    assert_eq!(degraded.status, 200);
+    assert_eq!(degraded.json()["replicas"][0]["replica"], 1);
+    assert_eq!(degraded.json()["replicas"][0]["model"], "far");
+    assert_eq!(chat().status, 200);
+    drop(first);
+    wait_for("the refusal", || {
+        chat().json()["error"]["code"] == "no_replica"
+    });
+    let refused = chat();
+    assert_eq!(refused.status, 503, "{}", refused.json());
+    let retry_after = refused.header("retry-after").map(str::parse::<u32>);
+    assert!(matches!(retry_after, Some(Ok(1..=30))), "{retry_after:?}");
+    assert_eq!(
+        health().json()["replicas"].as_array().map(Vec::len),
+        Some(2)
+    );
+    let _again = Elsewhere::start(ports[0]);
+    wait_for("an answer", || chat().status == 200);
 }
