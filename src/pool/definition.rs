@@ -27,8 +27,10 @@ pub fn definition(config: &ModelConfig) -> Value {
         executor,
         engine,
         lifecycle,
+        tool_format,
     } = config;
     let mut shown = lifecycle_shown(lifecycle);
+    shown["tool_format"] = json!(tool_format);
     shown["aliases"] = json!(aliases);
     shown["executor"] = executor_shown(executor);
     let (key, source) = match source {
