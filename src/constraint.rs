@@ -24,6 +24,20 @@ impl TokenSet {
         Self { words }
     }
 
+    /// The set of these tokens.
+    #[must_use]
+    pub fn of(tokens: impl IntoIterator<Item = TokenId>) -> Self {
+        let mut words = Vec::new();
+        for token in tokens {
+            let word = token as usize / 32;
+            if word >= words.len() {
+                words.resize(word + 1, 0);
+            }
+            words[word] |= 1_u32 << (token % 32);
+        }
+        Self { words }
+    }
+
     /// Whether a token is in it.
     #[must_use]
     pub fn contains(&self, token: TokenId) -> bool {
@@ -113,5 +127,7 @@ mod tests {
             assert_eq!(logit.is_finite(), set.contains(token), "{token}");
         }
         assert!(TokenSet::from_words(vec![0, 0]).is_empty());
+        assert_eq!(TokenSet::of([2, 0, 33, 2]).len(), 3);
+        assert!(TokenSet::of([2, 0, 33]).contains(33) && TokenSet::of([]).is_empty());
     }
 }

@@ -5,8 +5,13 @@
 //! runtime. The engine reads token ids only; text exists on the HTTP side and in remote runtimes.
 //! What is *not* here: lifecycle state (`scheduler`), sequences (`engine`), JSON (`http`).
 
+mod sampling;
 mod upstream;
 
+pub use sampling::{
+    Dry, DynamicTemperature, ExtraSampling, Mirostat, MirostatVersion, SamplerStep, SamplingParams,
+    Xtc,
+};
 pub use upstream::{
     TextLogprob, TextToken, UpstreamCall, UpstreamFault, UpstreamPart, UpstreamPrompt,
 };
@@ -149,59 +154,6 @@ pub fn random_u64(salt: u64) -> u64 {
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u64(salt);
     hasher.finish()
-}
-
-/// How the next token is chosen. Defaults are greedy-free OpenAI defaults (temperature 1, no cuts).
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParams {
-    /// 0 = greedy; otherwise logits are divided by it. Range 0..=2 by API check.
-    pub temperature: f32,
-    /// Keep the k most likely tokens; 0 = all.
-    pub top_k: u32,
-    /// Nucleus: keep the smallest set with at least this probability; 1 = all.
-    pub top_p: f32,
-    /// Keep tokens with at least this fraction of the top probability; 0 = all.
-    pub min_p: f32,
-    /// Multiplicative penalty on tokens seen in the last `repeat_last_n`; 1 = off.
-    pub repetition_penalty: f32,
-    /// Window of the repetition penalty in tokens, prompt included; `u32::MAX` = whole context.
-    pub repeat_last_n: u32,
-    /// Subtracted once from every token already generated (OpenAI).
-    pub presence_penalty: f32,
-    /// Subtracted per earlier occurrence among the generated tokens (OpenAI).
-    pub frequency_penalty: f32,
-    /// Added to the logits of these tokens before anything else.
-    pub logit_bias: Vec<(TokenId, f32)>,
-    /// Same seed, same text, whatever else is in the batch. None = drawn per request.
-    pub seed: Option<u64>,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            repeat_last_n: 64,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            logit_bias: Vec::new(),
-            seed: None,
-        }
-    }
-}
-
-impl SamplingParams {
-    /// Always the most likely token.
-    #[must_use]
-    pub fn greedy() -> Self {
-        Self {
-            temperature: 0.0,
-            ..Self::default()
-        }
-    }
 }
 
 /// When a generation ends before `max_tokens`.

@@ -13,8 +13,8 @@
 //! * `batch`     pure: which rows run in this quantum, or who must give up pages.
 //! * `sequence`  counters of one generation; there is no prefill phase and no decode phase.
 //! * `kv`        the paged pool: blocks, reference counts, prefix reuse, eviction.
-//! * `sampler`   pure over one row of logits.
 //! * `pooled`    the embedding of a sequence that asks for one.
+//! * `sampler`   pure over one row of logits; `cuts`, `mirostat` and `dry` are what few requests ask for.
 //! * `arbiter`   engines that share a device take turns at quantum boundaries (`fair_queue`: whose).
 //! * `cost`      pure: what passes cost, from the times they took.
 //! * `limits`    sizes, worked out once at load, and what they refuse.
@@ -34,12 +34,15 @@
 pub mod arbiter;
 pub mod batch;
 pub mod cost;
+mod cuts;
+mod dry;
 pub mod fair_queue;
 pub mod kv;
 pub mod limits;
 mod logits;
 mod masks;
 mod pooled;
+mod mirostat;
 pub mod sampler;
 pub mod sequence;
 pub mod stats;

@@ -11,17 +11,24 @@
 //!            ─► top-k ─► top-p (of what top-k left) ─► min-p (relative to the best) ─► draw
 //! ```
 //!
+//! A request with [`ExtraSampling`] goes another way from the adjusted logits on: through its own order
+//! of steps (`cuts`), or through `mirostat`. Of it all others see one test of a pointer per token.
+//!
 //! No full sort of the vocabulary anywhere: cuts first drop what provably cannot pass, and only the
 //! survivors are ordered, as far as needed. Greedy choice is a scan; ties go to the lowest id.
 
+use super::cuts::{better, heat, max_of as max_logit, smallest_with, take_steps};
 use super::logits::{
     BLOCK, all_finite, argmax, best, exp_nonpositive, log_sum_exp, max_of, pick, sum, weigh,
 };
+use super::{dry, mirostat};
 use crate::constraint::TokenSet;
-use crate::request::{SamplingParams, TokenId, TokenLogprob};
+use crate::request::{ExtraSampling, SamplingParams, TokenId, TokenLogprob};
 
 /// Below this a temperature is greedy: dividing by it would overflow.
 const GREEDY_TEMPERATURE: f32 = 1e-5;
+/// Sets the draws of a request's XTC apart from those of its tokens.
+const XTC_SALT: u64 = 0x5854_4320_636f_696e;
 /// Up to this many, the top-k are kept in order while scanning.
 const SMALL_K: usize = 128;
 
@@ -40,6 +47,8 @@ pub struct Ask<'a> {
     pub allowed: Option<&'a TokenSet>,
     /// The request's seed.
     pub seed: u64,
+    /// Where mirostat cuts, in bits; of no meaning without it.
+    pub mirostat_cut: f32,
     /// Some(n): report the log-probability and the n likeliest.
     pub logprobs: Option<u32>,
 }
@@ -51,6 +60,8 @@ pub struct Choice {
     pub token: TokenId,
     /// Present when asked.
     pub logprob: Option<TokenLogprob>,
+    /// How surprising it is, in bits, where mirostat chose it.
+    pub surprise: Option<f32>,
 }
 
 /// Why nothing could be chosen.
@@ -59,8 +70,10 @@ pub enum SampleError {
     /// The model computed NaN or infinity.
     #[error("the model computed logits that are not finite numbers")]
     NotFinite,
-    /// Bias, forbidden tokens and grammar left nothing to choose from.
-    #[error("logit bias, forbidden tokens and grammar leave no token to choose")]
+    /// Bias, forbidden and allowed tokens and grammar left nothing to choose from.
+    #[error(
+        "logit_bias, bad_words, allowed_token_ids and the answer's form leave no token to choose"
+    )]
     NothingLeft,
 }
 
@@ -87,19 +100,26 @@ impl Sampler {
         if !all_finite(logits) {
             return Err(SampleError::NotFinite);
         }
-        let token = if is_plain(ask) {
-            self.draw(logits, ask)?
+        let (token, surprise) = if is_plain(ask) {
+            (self.draw(logits, ask)?, None)
         } else {
             let mut adjusted = std::mem::take(&mut self.adjusted);
             adjusted.clear();
             adjusted.extend_from_slice(logits);
             self.adjust(&mut adjusted, ask);
-            let token = self.draw(&adjusted, ask);
+            let drawn = match &ask.params.extra {
+                None => self.draw(&adjusted, ask).map(|token| (token, None)),
+                Some(extra) => self.draw_by_steps(&adjusted, ask, extra),
+            };
             self.adjusted = adjusted;
-            token?
+            drawn?
         };
         let logprob = ask.logprobs.map(|n_top| logprob(logits, token, n_top));
-        Ok(Choice { token, logprob })
+        Ok(Choice {
+            token,
+            logprob,
+            surprise,
+        })
     }
 
     /// The log-probability of a token that stands there already (prompt scoring).
@@ -151,6 +171,9 @@ impl Sampler {
                     *logit -= params.presence_penalty;
                 }
             }
+        }
+        if let Some(extra) = &params.extra {
+            adjust_by_extra(logits, ask, extra);
         }
         for token in ask.forbidden.iter().copied().flatten() {
             if let Some(logit) = logits.get_mut(*token as usize) {
@@ -214,6 +237,55 @@ impl Sampler {
         Ok(self.survivors[place].0)
     }
 
+    /// Chooses from adjusted logits by the request's own order of steps; also its surprise.
+    fn draw_by_steps(
+        &mut self,
+        logits: &[f32],
+        ask: &Ask<'_>,
+        extra: &ExtraSampling,
+    ) -> Result<(TokenId, Option<f32>), SampleError> {
+        let params = ask.params;
+        let (likeliest, max) = argmax(logits);
+        if !max.is_finite() {
+            return Err(SampleError::NothingLeft);
+        }
+        let is_cold = params.temperature.is_nan() || params.temperature < GREEDY_TEMPERATURE;
+        if is_cold && extra.dynamic_temperature.is_none() {
+            return Ok((likeliest as TokenId, None));
+        }
+        let counter = (ask.tokens.len() - ask.n_prompt) as u64;
+        let uniform_of = |salt| uniform(ask.seed ^ salt, counter);
+        let mut candidates = std::mem::take(&mut self.survivors);
+        candidates.clear();
+        let allowed = (0..).zip(logits.iter().copied());
+        candidates.extend(allowed.filter(|(_, logit)| logit.is_finite()));
+        let log_total = match &extra.mirostat {
+            None => {
+                let coin = extra.xtc.map_or(1.0, |_| uniform_of(XTC_SALT));
+                take_steps(&mut candidates, params, extra, coin);
+                None
+            }
+            Some(steered) => {
+                heat(&mut candidates, params, extra.dynamic_temperature);
+                let (version, at) = (steered.version, ask.mirostat_cut);
+                Some(mirostat::cut(&mut candidates, version, at, logits.len()))
+            }
+        };
+        let max = max_logit(&candidates);
+        self.weights.clear();
+        let weights = candidates
+            .iter()
+            .map(|(_, logit)| exp_nonpositive(logit - max));
+        self.weights.extend(weights);
+        let place = pick(&self.weights, uniform_of(0) * sum(&self.weights));
+        let (token, logit) = candidates[place];
+        self.survivors = candidates;
+        Ok((
+            token,
+            log_total.map(|total| mirostat::surprise(logit, total)),
+        ))
+    }
+
     /// Turns the survivors' logits into weights; returns their sum.
     fn weigh_survivors(&mut self, max: f32, scale: f32) -> f64 {
         let mut total = 0.0;
@@ -262,7 +334,8 @@ impl Sampler {
     fn keep_nucleus(&mut self, params: &SamplingParams, total: f64, is_sorted: bool) {
         if params.top_p < 1.0 {
             let target = f64::from(params.top_p.max(0.0)) * total;
-            let n_kept = nucleus(&mut self.survivors, target, is_sorted);
+            let survivors = &mut self.survivors;
+            let n_kept = smallest_with(survivors, target, is_sorted, better, f64::from);
             self.survivors.truncate(n_kept);
         }
         // The best token has weight 1, so min-p is a weight.
@@ -271,42 +344,29 @@ impl Sampler {
     }
 }
 
-/// Puts the smallest set of survivors with at least `target` weight in front, in order, and
-/// returns its size, at least 1. Sorts only as many as it needs, in growing pieces.
-fn nucleus(survivors: &mut [(TokenId, f32)], target: f64, is_sorted: bool) -> usize {
-    let mut reached = 0.0;
-    let mut n_sorted = 0;
-    let mut piece = 64;
-    while n_sorted < survivors.len() {
-        let rest = &mut survivors[n_sorted..];
-        let n_piece = piece.min(rest.len());
-        if !is_sorted {
-            if n_piece < rest.len() {
-                rest.select_nth_unstable_by(n_piece - 1, better);
-            }
-            rest[..n_piece].sort_unstable_by(better);
+/// What [`ExtraSampling`] does to logits before anything is cut.
+fn adjust_by_extra(logits: &mut [f32], ask: &Ask<'_>, extra: &ExtraSampling) {
+    if let Some(dry) = &extra.dry {
+        for (token, penalty) in dry::penalties(ask.tokens, dry) {
+            logits[token as usize] -= penalty;
         }
-        for (index, (_, weight)) in rest[..n_piece].iter().enumerate() {
-            reached += f64::from(*weight);
-            if reached >= target {
-                return n_sorted + index + 1;
-            }
-        }
-        n_sorted += n_piece;
-        piece *= 4;
     }
-    survivors.len()
-}
-
-/// Larger value first, lower id first among equals.
-fn better(a: &(TokenId, f32), b: &(TokenId, f32)) -> std::cmp::Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+    let generated = &ask.tokens[ask.n_prompt..];
+    for token in dry::ends_in_bad_word(generated, &extra.bad_words) {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+    if let Some(allowed) = &extra.allowed {
+        allowed.keep_only(logits);
+    }
 }
 
 /// Whether the logits are used as they are.
 fn is_plain(ask: &Ask<'_>) -> bool {
     let params = ask.params;
-    params.logit_bias.is_empty()
+    params.extra.is_none()
+        && params.logit_bias.is_empty()
         && params.repetition_penalty == 1.0
         && params.presence_penalty == 0.0
         && params.frequency_penalty == 0.0

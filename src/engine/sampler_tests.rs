@@ -2,6 +2,7 @@
 //! they must have. Seeds are fixed, so nothing here is left to chance.
 
 use super::*;
+use crate::request::{Dry, Mirostat, MirostatVersion, Xtc};
 use proptest::prelude::*;
 
 fn ask(params: &SamplingParams) -> Ask<'_> {
@@ -12,6 +13,7 @@ fn ask(params: &SamplingParams) -> Ask<'_> {
         forbidden: [&[], &[]],
         allowed: None,
         seed: 1,
+        mirostat_cut: 0.0,
         logprobs: None,
     }
 }
@@ -197,6 +199,130 @@ fn draws_have_the_distribution_they_should() {
         // 99.9 % of a chi-square with 4 degrees of freedom.
         assert!(chi_square < 18.5, "{chi_square} {params:?}");
     }
+}
+
+#[test]
+fn the_rarer_steps_draw_what_they_leave() {
+    let logits: Vec<f32> = [8.0_f32, 4.0, 2.0, 1.0, 1.0]
+        .iter()
+        .map(|p| p.ln())
+        .collect();
+    let with = |extra: ExtraSampling, change: Change| {
+        let extra = Some(std::sync::Arc::new(extra));
+        let params = SamplingParams {
+            extra,
+            ..SamplingParams::default()
+        };
+        changed(params, change)
+    };
+    let plain = ExtraSampling::default;
+    let xtc = Xtc {
+        probability: 0.25,
+        threshold: 0.2,
+    };
+    let cases: &[(SamplingParams, [f64; 5])] = &[
+        (with(plain(), |_| {}), [8.0, 4.0, 2.0, 1.0, 1.0]),
+        (
+            with(plain(), |p| p.temperature = 0.5),
+            [64.0, 16.0, 4.0, 1.0, 1.0],
+        ),
+        (with(plain(), |p| p.top_k = 2), [8.0, 4.0, 0.0, 0.0, 0.0]),
+        (
+            with(
+                ExtraSampling {
+                    allowed: Some(TokenSet::of([1, 3])),
+                    ..plain()
+                },
+                |_| {},
+            ),
+            [0.0, 4.0, 0.0, 1.0, 0.0],
+        ),
+        (
+            with(
+                ExtraSampling {
+                    bad_words: vec![vec![0], vec![2, 1]],
+                    ..plain()
+                },
+                |_| {},
+            ),
+            [0.0, 4.0, 2.0, 1.0, 1.0],
+        ),
+        // In a quarter of the draws the best is left out: 3/4 of the first row, 1/4 of 4 2 1 1.
+        (
+            with(
+                ExtraSampling {
+                    xtc: Some(xtc),
+                    ..plain()
+                },
+                |_| {},
+            ),
+            [0.375, 0.3125, 0.15625, 0.078125, 0.078125],
+        ),
+    ];
+    for (params, shares) in cases {
+        let total: f64 = shares.iter().sum();
+        let chi_square = chi_square(&logits, params, &shares.map(|share| share / total));
+        assert!(chi_square < 18.5, "{chi_square} {params:?}");
+    }
+}
+
+#[test]
+fn mirostat_tells_the_surprise_before_its_cut() {
+    let logits = [0.5_f32, 0.25, 0.125, 0.125].map(f32::ln);
+    for version in [MirostatVersion::One, MirostatVersion::Two] {
+        let mirostat = Some(Mirostat {
+            version,
+            tau: 1.0,
+            eta: 0.1,
+        });
+        let extra = Some(std::sync::Arc::new(ExtraSampling {
+            mirostat,
+            ..ExtraSampling::default()
+        }));
+        let params = SamplingParams {
+            extra,
+            ..SamplingParams::default()
+        };
+        let ask = Ask {
+            mirostat_cut: 0.0,
+            ..ask(&params)
+        };
+        let choice = Sampler::default().choose(&logits, &ask).expect("finite");
+        assert_eq!(choice.token, 0, "{version:?}");
+        assert!((choice.surprise.expect("mirostat chose") - 1.0).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn a_repetition_is_avoided_by_greedy_choice_too() {
+    let dry = Dry {
+        multiplier: 2.0,
+        base: 1.75,
+        allowed_length: 2,
+        last_n: u32::MAX,
+        breakers: TokenSet::of([]),
+        breaker_sequences: Vec::new(),
+    };
+    let extra = Some(std::sync::Arc::new(ExtraSampling {
+        dry: Some(dry),
+        ..ExtraSampling::default()
+    }));
+    let params = SamplingParams {
+        extra,
+        ..SamplingParams::greedy()
+    };
+    let logits = [0.0, 0.0, 0.0, 1.0, 0.0];
+    let after = |tokens: &[TokenId]| {
+        choose(
+            &logits,
+            &Ask {
+                tokens,
+                ..ask(&params)
+            },
+        )
+    };
+    assert_eq!(after(&[4, 1, 2, 3, 0, 1, 2]), 0);
+    assert_eq!(after(&[4, 1, 2, 3, 0, 0, 2]), 3);
 }
 
 #[test]

@@ -15,6 +15,7 @@
 use super::batch;
 use super::kv::{Origin, SequenceKv};
 use super::masks::Constrained;
+use super::mirostat;
 use super::pooled::Pooled;
 use crate::backend::{CacheWindow, SlotId};
 use crate::config::Pooling;
@@ -22,7 +23,7 @@ use crate::model::exit::RowExit;
 use crate::model::{Plan, Segment, Stage};
 use crate::request::{
     AdaptiveExit, ConsumerGone, FinishReason, GenerationEvent, GenerationRequest, Job, JobSink,
-    PinError, PrefixId, RequestError, TokenId, TokenLogprob, Usage, random_u64,
+    Mirostat, PinError, PrefixId, RequestError, TokenId, TokenLogprob, Usage, random_u64,
 };
 use crossbeam_channel::Sender;
 use std::sync::Arc;
@@ -70,6 +71,8 @@ pub(super) struct Sequence {
     pub(super) arrival: u64,
     pub(super) loops: u32,
     pub(super) seed: u64,
+    /// Where mirostat cuts next, in bits; of no meaning without it. It stays over a preemption.
+    pub(super) mirostat_cut: f32,
     /// Prompt, then generated tokens.
     pub(super) tokens: Vec<TokenId>,
     /// Positions whose K/V are in the pages.
@@ -117,6 +120,7 @@ impl Sequence {
             arrival,
             loops,
             seed,
+            mirostat_cut: request.mirostat().map_or(0.0, mirostat::first_cut),
             tokens: request.prompt.to_vec(),
             n_computed: 0,
             flight: None,
@@ -311,6 +315,13 @@ impl Sequence {
         [no_end, no_stop]
     }
 
+    /// Notes how surprising the chosen token was, where mirostat chose it.
+    pub(super) fn note_surprise(&mut self, surprise: Option<f32>) {
+        if let (Some(mirostat), Some(bits)) = (self.request.mirostat(), surprise) {
+            self.mirostat_cut = mirostat::next_cut(self.mirostat_cut, mirostat, bits);
+        }
+    }
+
     /// Adds a generated token.
     pub(super) fn push(
         &mut self,
@@ -404,6 +415,11 @@ impl GenerationRequest {
     /// need the state of every token, and its K/V are freed at once.
     pub(super) fn shares_blocks(&self) -> bool {
         self.reuse_prefix && !self.embed
+    }
+
+    /// How its surprise is steered, if at all.
+    fn mirostat(&self) -> Option<&Mirostat> {
+        self.sampling.extra.as_ref()?.mirostat.as_ref()
     }
 
     /// What the K/V of a request depend on beside its tokens; `loops` is what it asked or the

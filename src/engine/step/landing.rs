@@ -47,8 +47,12 @@ impl Landing<'_> {
             Ok(()) => {}
             // Nobody listens, so there is nobody to tell.
             Err(Halt::Gone) => self.sequence.has_ended = true,
-            Err(Halt::Unusable(error)) => {
-                self.sequence.fail(RequestError::Fault(error.to_string()))
+            Err(Halt::Unusable(error @ SampleError::NotFinite)) => {
+                self.sequence.fail(RequestError::Fault(error.to_string()));
+            }
+            // The request's own rules contradict each other.
+            Err(Halt::Unusable(error @ SampleError::NothingLeft)) => {
+                self.sequence.fail(RequestError::Invalid(error.to_string()));
             }
             Err(Halt::Unconstrained(error)) => self.sequence.fail(RequestError::Invalid(format!(
                 "the answer cannot follow the grammar any further: {error}"
@@ -126,9 +130,12 @@ impl Landing<'_> {
             forbidden: sequence.forbidden(self.end_tokens),
             allowed,
             seed: sequence.seed,
+            mirostat_cut: sequence.mirostat_cut,
             logprobs: sequence.request.logprobs,
         };
-        self.sampler.choose(logits, &ask)
+        let choice = self.sampler.choose(logits, &ask)?;
+        self.sequence.note_surprise(choice.surprise);
+        Ok(choice)
     }
 
     fn take_token(&mut self, token: TokenId, logprob: Option<TokenLogprob>) -> Result<(), Halt> {

@@ -55,11 +55,15 @@ impl Call<'_> {
         rest.max(Duration::from_millis(1))
     }
 
-    /// Who reuses whose blocks depends on the client and on how the model is configured.
+    /// Puts in what depends on the client and on the model: who reuses whose blocks, and which tokens
+    /// the texts among the sampling fields are.
     pub fn isolate(&self, model: &LoadedModel, common: &mut CommonOptions) {
         let mode = model.executor.prefix_isolation();
         let salt = common.cache_salt.as_deref();
         common.isolation_key = isolation_key(mode, self.client.as_deref(), salt);
+        if let Some(tokenizer) = &model.tokenizer {
+            common.resolve_texts(tokenizer);
+        }
     }
 
     /// How it wants to be scheduled, within what its key allows.

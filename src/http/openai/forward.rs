@@ -41,6 +41,7 @@ const FORWARDED: &[&str] = &[
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
     "mirostat", "mirostat_tau", "mirostat_eta", "dynatemp_range", "dynatemp_exponent",
+    "min_keep", "samplers", "adaptive_target", "adaptive_decay",
 ];
 
 /// Says in a body that the request may leave this machine.

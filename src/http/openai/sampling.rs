@@ -5,10 +5,12 @@
 //! size. What is not here: messages and prompts (`chat`, `completions`).
 
 use super::depth::Depth;
+use super::extra_sampling::{self, SamplingTexts};
 use super::fields::{Fields, as_integer, wrong_kind};
 use super::structure::Structure;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::request::{GenerationRequest, SamplingParams, StopRules, TokenId};
+use crate::tokenizer::Tokenizer;
 use serde_json::Value;
 
 /// Most choices of one prompt.
@@ -23,6 +25,8 @@ const STOP_BYTES_MAX: usize = 1024;
 pub struct CommonOptions {
     /// How tokens are chosen.
     pub sampling: SamplingParams,
+    /// Texts among the sampling fields, until the vocabulary is known.
+    pub texts: SamplingTexts,
     /// When to stop.
     pub stop: StopRules,
     /// Choices per prompt.
@@ -50,14 +54,22 @@ impl CommonOptions {
     /// Reads and checks the shared fields. `vocab_size` None: another server runs the model, which
     /// knows its tokens and may understand more than we do.
     pub fn parse(fields: &Fields<'_>, vocab_size: Option<usize>) -> Result<Self, ApiError> {
-        refuse_unsupported(fields, vocab_size.is_none())?;
+        let is_forwarded = vocab_size.is_none();
+        refuse_unsupported(fields, is_forwarded)?;
         let vocab_size = vocab_size.unwrap_or(TokenId::MAX as usize);
         let n = fields
             .integer("n", 1..=i64::from(CHOICES_MAX))?
             .unwrap_or(1) as u32;
         let stream = fields.flag("stream", false)?;
+        let mut sampling = sampling(fields, vocab_size)?;
+        let texts = match is_forwarded {
+            // The other server reads them.
+            true => SamplingTexts::default(),
+            false => extra_sampling::parse(fields, vocab_size, &mut sampling)?,
+        };
         Ok(Self {
-            sampling: sampling(fields, vocab_size)?,
+            sampling,
+            texts,
             stop: stop_rules(fields, vocab_size)?,
             n,
             stream,
@@ -69,6 +81,11 @@ impl CommonOptions {
             structure: Structure::parse(fields)?,
             depth: Depth::default(),
         })
+    }
+
+    /// Turns the texts among the sampling fields into tokens of the model.
+    pub fn resolve_texts(&mut self, tokenizer: &Tokenizer) {
+        self.texts.resolve(&mut self.sampling, tokenizer);
     }
 
     /// The request of choice `sample` over one prompt. With a given seed each choice gets its own,
@@ -122,6 +139,7 @@ fn sampling(fields: &Fields<'_>, vocab_size: usize) -> Result<SamplingParams, Ap
             .unwrap_or(0.0),
         logit_bias: logit_bias(fields, vocab_size)?,
         seed: seed(fields)?,
+        extra: None,
     })
 }
 
@@ -252,15 +270,12 @@ const REFUSALS: &[Refusal] = &[
     ("modalities", is_text_modality, "only [\"text\"]"),
     ("audio", never, "there is no audio output"),
     ("web_search_options", never, "there is no web search"),
-    ("typical_p", is_one, "typical sampling is not built"),
-    ("top_n_sigma", is_off, "top-n-sigma sampling is not built"),
-    ("dry_multiplier", is_off, "DRY sampling is not built"),
-    ("xtc_probability", is_off, "XTC sampling is not built"),
-    ("dynatemp_range", is_off, "dynamic temperature is not built"),
-    ("mirostat", is_off, "mirostat sampling is not built"),
+    (
+        "adaptive_target",
+        is_negative,
+        "the adaptive-p sampler is not built",
+    ),
     ("use_beam_search", is_off, "beam search is not built"),
-    ("bad_words", is_empty, "use 'logit_bias'"),
-    ("allowed_token_ids", is_empty, "use 'logit_bias'"),
     ("truncate_prompt_tokens", never, "prompts are never cut"),
     (
         "prompt_logprobs",
@@ -280,9 +295,7 @@ const REFUSALS: &[Refusal] = &[
 #[rustfmt::skip]
 const FORWARDED: &[&str] = &[
     "response_format", "grammar", "json_schema", "structured_outputs", "guided_json",
-    "guided_regex", "guided_choice", "guided_grammar", "typical_p", "top_n_sigma",
-    "dry_multiplier", "xtc_probability", "dynatemp_range", "mirostat", "bad_words",
-    "allowed_token_ids",
+    "guided_regex", "guided_choice", "guided_grammar", "adaptive_target",
 ];
 
 fn refuse_unsupported(fields: &Fields<'_>, is_forwarded: bool) -> Result<(), ApiError> {
@@ -314,8 +327,8 @@ fn is_off(value: &Value) -> bool {
     value == &Value::Bool(false) || value.as_f64().is_some_and(|number| number <= 0.0)
 }
 
-fn is_one(value: &Value) -> bool {
-    value.as_f64() == Some(1.0)
+fn is_negative(value: &Value) -> bool {
+    value.as_f64().is_some_and(|number| number < 0.0)
 }
 
 fn is_no_choice(value: &Value) -> bool {
@@ -430,7 +443,7 @@ mod tests {
         for body in [
             json!({"functions": [{"name": "f"}]}),
             json!({"function_call": {"name": "f"}}),
-            json!({"mirostat": 2}),
+            json!({"adaptive_target": 0.5}),
             json!({"return_token_ids": true}),
         ] {
             let error = parse(body.clone()).expect_err(&body.to_string());
@@ -438,7 +451,7 @@ mod tests {
         }
         for body in [
             json!({"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
-            json!({"tools": null, "mirostat": 0, "typical_p": 1.0, "dry_multiplier": 0.0}),
+            json!({"tools": null, "adaptive_target": -1, "use_beam_search": false}),
         ] {
             parse(body.clone()).unwrap_or_else(|error| panic!("{body}: {error}"));
         }
