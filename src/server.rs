@@ -46,9 +46,11 @@ impl Server {
         let keys = Keys::of_data_plane(config, &Keys::default());
         state.set_keys(keys.map_err(|error| Error::Usage(error.to_string()))?);
         let management = start_management(config, &state)?;
+        let admin_keys = Keys::one("admin", config.management.admin_key.as_deref());
         let data_plane = DataPlane {
             state: Arc::clone(&state),
             responses: Arc::new(Responses::new(kept_responses(config))),
+            admin_keys: admin_keys.map_err(|error| Error::Usage(error.to_string()))?,
             cors: Cors::new(config.server.cors_origins.clone()),
             stream_ping: config.server.stream_ping,
             overload_status: config.server.overload_status,

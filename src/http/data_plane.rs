@@ -19,7 +19,7 @@ use super::responses::routes as responses;
 use super::router::{Route, is_ops_path, route};
 use super::state::ServerState;
 use super::wire::{Handler, Refusal, Request, Responder};
-use super::{openapi, ops, requests};
+use super::{llama_server, lmstudio, openapi, ops, requests};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,6 +31,8 @@ pub struct DataPlane {
     pub state: Arc<ServerState>,
     /// Responses that clients come back to.
     pub responses: Arc<Responses>,
+    /// The management key, with which LM Studio's clients may load and unload here.
+    pub admin_keys: Keys,
     /// Which web pages may.
     pub cors: Cors,
     /// How often a silent stream shows a sign of life.
@@ -155,6 +157,8 @@ impl DataPlane {
             Route::ResponseCancel(id) => responses::cancel(&call(), kept, id, exchange),
             Route::Messages => anthropic::messages(&call(), exchange),
             Route::MessageTokens => anthropic::count_tokens(&call(), exchange),
+            Route::Llama(route) => llama_server::answer(*route, &call(), exchange),
+            Route::LmStudio(route) => lmstudio::answer(route, &call(), exchange),
             Route::Admin(_) => exchange.error(&elsewhere(request.path())),
         }
     }
@@ -170,6 +174,13 @@ impl DataPlane {
             return Ok(Access::default());
         }
         let (bearer, key) = (request.header("authorization"), request.header("x-api-key"));
+        if matches!(route, Route::LmStudio(route) if route.is_for_operators()) {
+            let is_operator = self.admin_keys.check(bearer, key).is_ok();
+            return match self.admin_keys.are_asked() && is_operator {
+                true => Ok(Access::default()),
+                false => Err(for_operators(request.path())),
+            };
+        }
         let access = self.state.keys().check(bearer, key)?;
         exchange.record.key = access.name().cloned();
         exchange.limit(access.quota());
@@ -192,6 +203,15 @@ fn shown(body: &[u8], bytes_max: usize) -> Option<String> {
         Some(_) if body.len() > bytes_max => format!("{text}.. ({} bytes)", body.len()),
         _ => text.into_owned(),
     })
+}
+
+/// Refuses a load or an unload to whoever may only ask models.
+fn for_operators(path: &str) -> ApiError {
+    let message = format!(
+        "{path} needs the management key (`management.admin_key`) as 'Authorization: Bearer KEY'; \
+         without one loads and unloads are on the management plane"
+    );
+    ApiError::new(ErrorCode::Forbidden, message)
 }
 
 /// Loading and unloading is not for whoever may ask models.

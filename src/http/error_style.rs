@@ -3,7 +3,7 @@
 //! Pure. The status and the headers come from the one table in `errors`; here is only how the body looks.
 //! The route decides, so that a refused key or an overload speaks the dialect that the client reads.
 
-use super::errors::ApiError;
+use super::errors::{ApiError, ErrorCode};
 use serde_json::{Value, json};
 
 /// Whose error bodies are written.
@@ -14,6 +14,10 @@ pub enum ErrorStyle {
     OpenAi,
     /// `{"type": "error", "error": {"type", "message"}}`
     Anthropic,
+    /// `{"error": {"code": 400, "message", "type"}}`
+    LlamaServer,
+    /// `{"error": {"type", "message", "code", "param"}}`, with LM Studio's words for the type.
+    LmStudio,
 }
 
 /// Anthropic's status for "too much load now"; its clients come again.
@@ -59,6 +63,12 @@ impl ErrorStyle {
                 inner["type"] = Value::from(anthropic_type(error.status()));
                 json!({"type": "error", "error": inner})
             }
+            Self::LlamaServer => json!({"error": llama_server_error(error)}),
+            Self::LmStudio => {
+                let mut body = error.body();
+                body["error"]["type"] = Value::from(lm_studio_type(error));
+                body
+            }
         }
     }
 
@@ -70,6 +80,41 @@ impl ErrorStyle {
             body["request_id"] = Value::from(id);
         }
         body
+    }
+}
+
+/// The status stands in the body too, as a number.
+fn llama_server_error(error: &ApiError) -> Value {
+    let status = error.status();
+    let kind = match (error.code, status) {
+        (ErrorCode::ContextLengthExceeded, _) => "exceed_context_size_error",
+        (_, 401) => "authentication_error",
+        (_, 403) => "permission_error",
+        (_, 404) => "not_found_error",
+        (_, 501) => "not_supported_error",
+        (_, 503 | 429) => "unavailable_error",
+        (_, 400..=499) => "invalid_request_error",
+        _ => "server_error",
+    };
+    let mut body = json!({"code": status, "message": error.message, "type": kind});
+    for (name, number) in &error.numbers {
+        match *name {
+            "prompt_tokens" => body["n_prompt_tokens"] = Value::from(*number as u64),
+            "context_length" => body["n_ctx"] = Value::from(*number as u64),
+            _ => {}
+        }
+    }
+    body
+}
+
+/// LM Studio knows few kinds.
+fn lm_studio_type(error: &ApiError) -> &'static str {
+    match (error.code, error.status()) {
+        (ErrorCode::ModelNotFound, _) => "model_not_found",
+        (ErrorCode::NotImplemented | ErrorCode::UnsupportedParameter, _) => "not_implemented",
+        (_, 400..=499) => "invalid_request",
+        (ErrorCode::InternalError, _) => "internal_error",
+        _ => "unknown",
     }
 }
 
@@ -92,7 +137,6 @@ fn anthropic_type(status: u16) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::errors::ErrorCode;
 
     #[test]
     fn the_same_error_in_both_dialects() {
@@ -120,5 +164,22 @@ mod tests {
         for path in ["/v1/messagesx", "/v1/responses", ""] {
             assert_eq!(ErrorStyle::of_path(path), ErrorStyle::OpenAi);
         }
+    }
+
+    #[test]
+    fn local_servers_have_words_of_their_own() {
+        let error = ApiError {
+            numbers: vec![("prompt_tokens", 90.0), ("context_length", 64.0)],
+            ..ApiError::new(ErrorCode::ContextLengthExceeded, "too long")
+        };
+        assert_eq!(
+            ErrorStyle::LlamaServer.body(&error),
+            json!({"error": {"code": 400, "message": "too long",
+                "type": "exceed_context_size_error", "n_prompt_tokens": 90, "n_ctx": 64}})
+        );
+        let error = ApiError::unsupported("integrations", "none");
+        let body = ErrorStyle::LmStudio.body(&error);
+        assert_eq!(body["error"]["type"], "not_implemented");
+        assert_eq!(body["error"]["param"], "integrations");
     }
 }

@@ -7,6 +7,8 @@
 
 use super::error_style::ErrorStyle;
 use super::errors::{ApiError, ErrorCode};
+use super::llama_server::LlamaRoute;
+use super::lmstudio::LmStudioRoute;
 
 /// A route of either plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +63,10 @@ pub enum Route {
     OpenApi,
     /// `GET /`
     Root,
+    /// llama-server's own routes
+    Llama(LlamaRoute),
+    /// `/api/v0/..` and `/api/v1/..`
+    LmStudio(LmStudioRoute),
     /// `/v1/admin/..`, on the management plane only
     Admin(AdminRoute),
 }
@@ -107,6 +113,8 @@ impl Route {
             Self::Metrics => "metrics",
             Self::OpenApi => "openapi",
             Self::Root => "root",
+            Self::Llama(route) => route.label(),
+            Self::LmStudio(route) => route.label(),
             Self::Admin(_) => "admin",
         }
     }
@@ -116,6 +124,8 @@ impl Route {
     pub fn error_style(&self) -> ErrorStyle {
         match self {
             Self::Messages | Self::MessageTokens => ErrorStyle::Anthropic,
+            Self::Llama(_) => ErrorStyle::LlamaServer,
+            Self::LmStudio(route) => route.error_style(),
             _ => ErrorStyle::OpenAi,
         }
     }
@@ -152,6 +162,8 @@ impl Route {
             Self::Prefixes => "GET, HEAD, POST, DELETE, OPTIONS",
             Self::Prefix(_) => "DELETE, OPTIONS",
             Self::Response(_) => "GET, HEAD, DELETE, OPTIONS",
+            Self::Llama(route) => route.allow(),
+            Self::LmStudio(route) => route.allow(),
             _ => "GET, HEAD, OPTIONS",
         }
     }
@@ -221,6 +233,12 @@ fn known_path(path: &str) -> Option<Route> {
         "/v1/native/snapshot" => Route::Snapshot,
         "/v1/native/prefixes" => Route::Prefixes,
         _ => {
+            if let Some(route) = LlamaRoute::of(path) {
+                return Some(Route::Llama(route));
+            }
+            if path.starts_with("/api/") {
+                return LmStudioRoute::of(path).map(Route::LmStudio);
+            }
             if let Some(rest) = path.strip_prefix("/v1/admin/") {
                 return Some(Route::Admin(admin_path(rest)?));
             }
@@ -363,6 +381,9 @@ mod tests {
                 Route::Admin(AdminRoute::Devices),
             ),
             ("POST", "/v1/admin/reload", Route::Admin(AdminRoute::Reload)),
+            ("GET", "/props", Route::Llama(LlamaRoute::Props)),
+            ("POST", "/completion/", Route::Llama(LlamaRoute::Completion)),
+            ("POST", "/api/v1/chat", Route::LmStudio(LmStudioRoute::Chat)),
         ] {
             assert_eq!(route(method, path), Ok(expected), "{method} {path}");
         }
@@ -382,6 +403,9 @@ mod tests {
             ("GET", "/v1/admin/reload"),
             ("POST", "/v1/admin/models/a"),
             ("POST", "/v1/admin/devices"),
+            ("GET", "/completion"),
+            ("POST", "/slots"),
+            ("GET", "/api/v1/chat"),
         ] {
             assert_eq!(route(method, path).unwrap_err().status(), 405, "{path}");
         }

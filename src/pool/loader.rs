@@ -14,7 +14,7 @@ use super::model::{
     WindowRange,
 };
 use super::overrides::Estimate;
-use super::{estimate, estimate_foreign};
+use super::{estimate, estimate_foreign, facts};
 use crate::chat::Family;
 use crate::config::{EngineConfig, FakeConfig, ModelConfig, ModelSource};
 use crate::engine::arbiter::{DeviceArbiter, DeviceShare};
@@ -444,6 +444,9 @@ fn native_meta(
         file: path.display().to_string(),
         file_bytes: file.file_len(),
         vocab_size: spec.vocab_size,
+        hidden_size: spec.d_model,
+        n_parameters: facts::n_parameters(file),
+        quantization: facts::quantization(file),
         trained_context_length: spec.context_length,
         fingerprint: fingerprint(file, &config.engine, runtime.backend_name()),
         tool_family: None,

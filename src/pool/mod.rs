@@ -30,6 +30,7 @@ pub mod devices;
 mod entry;
 pub mod estimate;
 pub mod estimate_foreign;
+mod facts;
 mod gauges;
 pub mod ledger;
 pub mod loader;

@@ -29,6 +29,12 @@ pub struct ModelMeta {
     pub file_bytes: u64,
     /// Vocabulary size.
     pub vocab_size: u32,
+    /// Length of a hidden state.
+    pub hidden_size: u32,
+    /// Numbers in all tensors of the file.
+    pub n_parameters: u64,
+    /// How most of them are stored, like `Q4_K_M`; empty = not known.
+    pub quantization: String,
     /// Context length the model was trained with, in tokens.
     pub trained_context_length: u32,
     /// Changes when the answers of a seed may change: version and model file.

@@ -15,6 +15,8 @@ mod drain;
 mod embeddings;
 mod exact;
 mod fake;
+mod llama_routes;
+mod lmstudio;
 mod loading;
 mod native;
 mod native_real;

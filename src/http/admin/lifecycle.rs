@@ -159,7 +159,8 @@ fn seconds_within(field: &str, seconds: f64, most: f64) -> Result<Duration, ApiE
     }
 }
 
-fn load_error(name: &str, error: PoolError) -> ApiError {
+/// In our words: what the pool says about a load or an unload.
+pub(in crate::http) fn load_error(name: &str, error: PoolError) -> ApiError {
     let message = error.to_string();
     match error {
         PoolError::NotFound(_) => unknown_model(name),

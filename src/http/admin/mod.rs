@@ -12,6 +12,8 @@ mod lifecycle;
 mod models;
 mod reload;
 
+pub(super) use lifecycle::load_error;
+
 use super::errors::ApiError;
 use super::ops::OpsAnswer;
 use super::router::AdminRoute;

@@ -20,4 +20,5 @@ pub mod jobs;
 pub mod prepare;
 pub mod run;
 pub mod shape;
+pub mod timings;
 pub mod usage;

@@ -6,6 +6,7 @@
 use super::choice::ChoiceBody;
 use crate::http::generation::growing::Finish;
 use crate::http::generation::shape::AnswerInfo;
+use crate::http::generation::timings::Timings;
 use crate::http::generation::usage::{UsageCounts, UsageSum};
 use crate::request::FinishReason;
 use serde::Serialize;
@@ -41,6 +42,17 @@ pub struct Answer<'a, C> {
     /// None = no such key, `Some(None)` = null.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageCounts>>,
+    /// llama-server's, where the request asked for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
+}
+
+impl<C> Answer<'_, C> {
+    /// The same with times.
+    #[must_use]
+    pub fn timed(self, timings: Option<Timings>) -> Self {
+        Self { timings, ..self }
+    }
 }
 
 /// A whole answer.
@@ -88,6 +100,7 @@ impl Frame {
             system_fingerprint: &self.info.model.meta.fingerprint,
             choices,
             usage,
+            timings: None,
         }
     }
 

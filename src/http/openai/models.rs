@@ -54,6 +54,15 @@ fn with_status(entry: &PoolEntry) -> Value {
     shown
 }
 
+/// llama.cpp's number for the kind of vocabulary: 0 = none, 1 = SentencePiece, 2 = byte-level BPE.
+fn vocab_type(model: &LoadedModel) -> u8 {
+    match &model.tokenizer {
+        None => 0,
+        Some(tokenizer) if tokenizer.adds_space_prefix() => 1,
+        Some(_) => 2,
+    }
+}
+
 fn object(model: &LoadedModel) -> Value {
     let created = model.created.duration_since(UNIX_EPOCH).unwrap_or_default();
     let meta = &model.meta;
@@ -69,7 +78,11 @@ fn object(model: &LoadedModel) -> Value {
         "meta": {
             "architecture": meta.architecture,
             "name": meta.title,
+            "vocab_type": vocab_type(model),
             "n_vocab": meta.vocab_size,
+            "n_embd": meta.hidden_size,
+            "n_params": meta.n_parameters,
+            "ftype": meta.quantization,
             "n_ctx": model.context_length,
             "n_ctx_train": meta.trained_context_length,
             "size": meta.file_bytes,
