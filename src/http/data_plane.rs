@@ -7,6 +7,7 @@
 use super::access::Access;
 use super::access_log::AccessRecord;
 use super::anthropic::routes as anthropic;
+use super::auth::Keys;
 use super::cors::Cors;
 use super::error_style::ErrorStyle;
 use super::errors::{ApiError, ErrorCode};

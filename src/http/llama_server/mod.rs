@@ -1,12 +1,13 @@
 //! llama-server's own routes, so that its tools and its web UI find what they ask for.
 //!
 //! Runs on HTTP workers. `props` (properties and slots), `texts` (tokenize, detokenize, templates),
-//! `completion` (from its body to ours) with `settings` and `shape` (how answers look). Errors have
+//! `completion` (from its body to ours) with `settings` and `shape` (how answers look), `embedding`. Errors have
 //! llama-server's form (`error_style`). Field names and defaults are those of its README and of a running
 //! one (build of 2026-05); deliberate differences stand in our README. What is not here: `/health`
 //! and `/v1/models`, which are ours with its fields in them.
 
 pub mod completion;
+mod embedding;
 mod props;
 mod settings;
 mod shape;
@@ -34,6 +35,8 @@ pub enum LlamaRoute {
     ApplyTemplate,
     /// `POST /completion`
     Completion,
+    /// `POST /embedding`
+    Embedding,
     /// `GET`, `POST /lora-adapters`
     LoraAdapters,
     /// `POST /infill`
@@ -53,6 +56,7 @@ impl LlamaRoute {
             "/detokenize" => Self::Detokenize,
             "/apply-template" => Self::ApplyTemplate,
             "/completion" => Self::Completion,
+            "/embedding" => Self::Embedding,
             "/lora-adapters" => Self::LoraAdapters,
             "/infill" => Self::Infill,
             "/rerank" | "/reranking" | "/v1/rerank" | "/v1/reranking" => Self::Rerank,
@@ -74,6 +78,7 @@ impl LlamaRoute {
             Self::Detokenize => "detokenize",
             Self::ApplyTemplate => "apply-template",
             Self::Completion => "completion",
+            Self::Embedding => "embedding",
             Self::LoraAdapters => "lora-adapters",
             Self::Infill => "infill",
             Self::Rerank => "rerank",
@@ -91,6 +96,7 @@ impl LlamaRoute {
             | Self::Detokenize
             | Self::ApplyTemplate
             | Self::Completion
+            | Self::Embedding
             | Self::Infill
             | Self::Rerank => "POST, OPTIONS",
         }
@@ -106,6 +112,7 @@ pub fn answer(route: LlamaRoute, call: &Call<'_>, exchange: Exchange) {
         LlamaRoute::Detokenize => reply(exchange, texts::detokenize(call)),
         LlamaRoute::ApplyTemplate => reply(exchange, texts::apply_template(call)),
         LlamaRoute::Completion => completion::completion(call, exchange),
+        LlamaRoute::Embedding => embedding::embedding(call, exchange),
         LlamaRoute::LoraAdapters if call.request.method() != "POST" => {
             exchange.json(&[(); 0]); // there are none
         }

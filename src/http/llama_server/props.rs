@@ -19,6 +19,7 @@ use std::sync::Arc;
 fn model(call: &Call<'_>) -> Result<Option<Arc<LoadedModel>>, ApiError> {
     let pool = call.state.pool();
     let look_up = |name: &str| {
+        call.state.check_access(name, &call.access)?;
         let found = pool.look_up(name);
         found.map(Some).map_err(|why| match why {
             Unavailable::Unknown(_) => unknown_model(name),
@@ -27,7 +28,7 @@ fn model(call: &Call<'_>) -> Result<Option<Arc<LoadedModel>>, ApiError> {
     };
     match query_value(call.request.query(), "model").filter(|name| !name.is_empty()) {
         Some(name) => look_up(&name),
-        None => match pool.entries().as_slice() {
+        None => match call.state.entries_for(&call.access).as_slice() {
             [only] => look_up(&only.name),
             _ => Ok(None),
         },

@@ -16,6 +16,7 @@ use super::errors::{ApiError, ErrorCode};
 use super::exchange::Exchange;
 use super::generation::call::Call;
 use super::openai::answer::Family;
+use super::openai::embeddings;
 use super::openai::fields::Fields;
 use super::router::percent_decoded;
 
@@ -121,18 +122,15 @@ pub fn answer(route: &LmStudioRoute, call: &Call<'_>, exchange: Exchange) {
         LmStudioRoute::V0Chat => return v0::answer(Family::Chat, call, exchange),
         LmStudioRoute::V0Completions => return v0::answer(Family::Completion, call, exchange),
         LmStudioRoute::Chat => return chat::chat(call, exchange),
-        LmStudioRoute::V0Models => Ok(models::v0_list(call.state)),
-        LmStudioRoute::V0Model(id) => models::v0_one(call.state, id),
-        LmStudioRoute::Models => Ok(models::list(call.state)),
+        LmStudioRoute::V0Models => Ok(models::v0_list(call.state, &call.access)),
+        LmStudioRoute::V0Model(id) => models::v0_one(call.state, &call.access, id),
+        LmStudioRoute::Models => Ok(models::list(call.state, &call.access)),
         LmStudioRoute::Load => lifecycle::load(call),
         LmStudioRoute::Unload => lifecycle::unload(call),
+        LmStudioRoute::V0Embeddings => return embeddings::embeddings(call, exchange),
         LmStudioRoute::Download | LmStudioRoute::DownloadStatus => Err(ApiError::new(
             ErrorCode::NotImplemented,
             "models are files of the configuration; nothing is downloaded here",
-        )),
-        LmStudioRoute::V0Embeddings => Err(ApiError::new(
-            ErrorCode::NotImplemented,
-            "embeddings are not built",
         )),
     };
     match body {

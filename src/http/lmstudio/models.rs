@@ -3,6 +3,7 @@
 //! Pure reading of the pool: nothing is loaded by being looked at. What a model that is not loaded would be
 //! is not known, except how it is called.
 
+use crate::http::access::Access;
 use crate::http::errors::ApiError;
 use crate::http::state::{ServerState, unknown_model};
 use crate::pool::{LoadedModel, PoolEntry};
@@ -11,12 +12,13 @@ use serde_json::{Value, json};
 /// What is not known.
 const UNKNOWN: &str = "unknown";
 
-pub(super) fn v0_list(state: &ServerState) -> Value {
-    let models: Vec<Value> = state.pool().entries().iter().map(v0_object).collect();
+pub(super) fn v0_list(state: &ServerState, access: &Access) -> Value {
+    let models: Vec<Value> = state.entries_for(access).iter().map(v0_object).collect();
     json!({"object": "list", "data": models})
 }
 
-pub(super) fn v0_one(state: &ServerState, id: &str) -> Result<Value, ApiError> {
+pub(super) fn v0_one(state: &ServerState, access: &Access, id: &str) -> Result<Value, ApiError> {
+    state.check_access(id, access)?;
     let entry = state.pool().find(id).ok_or_else(|| unknown_model(id))?;
     Ok(v0_object(&entry))
 }
@@ -29,6 +31,7 @@ fn v0_object(entry: &PoolEntry) -> Value {
     });
     if let Some(model) = entry.loaded() {
         let meta = &model.meta;
+        object["type"] = meta.kind().into();
         object["arch"] = or_unknown(&meta.architecture).into();
         object["compatibility_type"] = format_of(model).into();
         object["quantization"] = or_unknown(&meta.quantization).into();
@@ -62,8 +65,8 @@ pub(super) fn v0_runtime(model: &LoadedModel) -> Value {
     })
 }
 
-pub(super) fn list(state: &ServerState) -> Value {
-    let models: Vec<Value> = state.pool().entries().iter().map(object).collect();
+pub(super) fn list(state: &ServerState, access: &Access) -> Value {
+    let models: Vec<Value> = state.entries_for(access).iter().map(object).collect();
     json!({"models": models})
 }
 
@@ -78,6 +81,9 @@ fn object(entry: &PoolEntry) -> Value {
         return object;
     };
     let meta = &model.meta;
+    if meta.makes_only_embeddings() {
+        object["type"] = "embedding".into();
+    }
     if !meta.title.is_empty() {
         object["display_name"] = meta.title.as_str().into();
     }

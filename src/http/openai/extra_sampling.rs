@@ -49,7 +49,10 @@ pub fn parse(
     let exponent = number("dynatemp_exponent", 100.0)?.unwrap_or(1.0);
     let mut extra = ExtraSampling {
         min_keep: fields.count("min_keep", 0)?.unwrap_or(0),
-        typical_p: number("typical_p", 1.0)?.unwrap_or(1.0),
+        // The web UI of llama-server says it shorter.
+        typical_p: number("typical_p", 1.0)?
+            .or(number("typ_p", 1.0)?)
+            .unwrap_or(1.0),
         top_n_sigma: fields
             .number("top_n_sigma", -1.0..=100.0)?
             .map_or(0.0, |sigma| sigma.max(0.0)),

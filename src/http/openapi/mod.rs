@@ -8,6 +8,7 @@
 
 mod admin;
 mod anthropic;
+mod local;
 mod native;
 mod openai;
 mod operations;
@@ -264,6 +265,7 @@ static DATA_PLANE: LazyLock<Value> = LazyLock::new(|| {
     openai::describe(&mut api);
     responses::describe(&mut api);
     anthropic::describe(&mut api);
+    local::describe(&mut api);
     native::describe(&mut api);
     operations::describe_data_plane(&mut api);
     api.finish("tinyloop: inference")
