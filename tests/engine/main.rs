@@ -16,5 +16,6 @@ mod looped;
 mod parking;
 mod prefix;
 mod random;
+mod steered;
 mod support;
 mod window;

@@ -25,6 +25,9 @@ const N_PROBS_MAX: i64 = 100;
 /// Highest temperature; the other routes keep to OpenAI's range.
 const TEMPERATURE_MAX: f64 = 1000.0;
 
+/// How llama-server shows a seed that it draws itself.
+const RANDOM_SEED: u64 = u32::MAX as u64;
+
 /// What llama-server does unless told otherwise.
 const DEFAULTS: [(&str, f64); 5] = [
     ("temperature", 0.8),
@@ -183,10 +186,11 @@ fn translate(
         body.insert("prompt".to_owned(), prompt);
     }
     let predicts = predicts.map_or(-1, |count| count.max(-1));
+    let temperature = temperature.map(|_| special.temperature.min(2.0));
     for (name, value) in [
         ("max_tokens", json!(predicts)),
         ("n", json!(n_choices.unwrap_or(1))),
-        ("temperature", json!(special.temperature.min(2.0))),
+        ("temperature", json!(temperature)),
         // The prompt alone is asked for by an echo, which is not shown.
         ("echo", json!(special.generates_nothing)),
     ] {
@@ -195,11 +199,14 @@ fn translate(
     for name in ["logprobs", "best_of", "suffix"] {
         body.remove(name);
     }
-    for (name, default) in DEFAULTS {
-        body.entry(name).or_insert_with(|| json!(default));
-    }
-    body.entry("samplers").or_insert_with(|| json!(SAMPLERS));
     drop_empty(body);
+    if tokenizer.is_some() {
+        // Another server has defaults of its own.
+        for (name, default) in DEFAULTS {
+            body.entry(name).or_insert_with(|| json!(default));
+        }
+        body.entry("samplers").or_insert_with(|| json!(SAMPLERS));
+    }
     Ok(special)
 }
 
@@ -213,6 +220,10 @@ fn drop_empty(body: &mut Map<String, Value>) {
     }
     if let Some(Value::Array(items)) = body.get_mut("stop") {
         items.retain(|item| !is_nothing(item));
+    }
+    body.retain(|_, value| !value.is_null());
+    if body.get("seed").and_then(Value::as_u64) == Some(RANDOM_SEED) {
+        body.remove("seed");
     }
     let base = body.get("dry_base").and_then(Value::as_f64);
     if base.is_some_and(|base| base < 1.0) {

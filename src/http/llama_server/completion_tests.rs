@@ -71,9 +71,13 @@ fn values_beyond_openais_ranges_are_kept() {
 
 #[test]
 fn what_says_nothing_is_dropped() {
-    let body = json!({"prompt": "x", "grammar": "", "stop": ["", "y"], "dry_base": 0.5});
+    let body = json!({"prompt": "x", "grammar": "", "stop": ["", "y"], "dry_base": 0.5,
+        "seed": 4_294_967_295_u32, "top_k": null});
     let (body, _) = translated(&body).expect("valid");
-    assert!(!body.contains_key("grammar") && !body.contains_key("dry_base"));
+    for name in ["grammar", "dry_base", "seed"] {
+        assert!(!body.contains_key(name), "{name}");
+    }
+    assert_eq!(body["top_k"], 40.0);
     assert_eq!(body["stop"], json!(["y"]));
 }
 

@@ -62,8 +62,7 @@ impl LlamaRoute {
             "/rerank" | "/reranking" | "/v1/rerank" | "/v1/reranking" => Self::Rerank,
             _ => {
                 let id = path.strip_prefix("/slots/")?;
-                let is_number = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
-                is_number.then_some(Self::SlotAction)?
+                (!id.is_empty()).then_some(Self::SlotAction)?
             }
         })
     }
@@ -156,7 +155,7 @@ mod tests {
     fn paths_and_queries() {
         assert_eq!(LlamaRoute::of("/slots/3"), Some(LlamaRoute::SlotAction));
         assert_eq!(LlamaRoute::of("/v1/rerank"), Some(LlamaRoute::Rerank));
-        for unknown in ["/slots/", "/slots/x", "/prop", "/v1/props", ""] {
+        for unknown in ["/slots/", "/prop", "/v1/props", ""] {
             assert_eq!(LlamaRoute::of(unknown), None, "{unknown}");
         }
         let query = Some("autoload=false&model=a%2Fb&fail");
