@@ -47,7 +47,7 @@ impl ErrorStyle {
     #[must_use]
     pub fn request_id_header(self) -> Option<&'static str> {
         match self {
-            Self::OpenAi => None,
+            Self::OpenAi | Self::LlamaServer | Self::LmStudio => None,
             Self::Anthropic => Some("request-id"),
         }
     }
