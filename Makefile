@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench load exit-table roofline bench-depth load-depth demo-pool clean
+.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench bench-embed load exit-table roofline bench-depth load-depth demo-pool clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -65,6 +65,9 @@ roofline: build model ## what this machine can do at best, and how near a MODEL 
 
 exit-table: build ## early exit of the built-in or a looped MODEL: speed and perplexity on TEXT against EXITS=..
 	python3 tests/scripts/exit_table.py $(BIN) $(if $(filter $(DEMO),$(MODEL)),builtin,$(MODEL)) $(TEXT) $(EXITS)
+
+bench-embed: build model ## embeddings per second of MODEL, with the ratio where LLAMA_SERVER=/path/to/llama-server is given
+	python3 tests/scripts/bench_embed.py $(BIN) $(or $(LLAMA_SERVER),none) $(MODEL)
 
 bench-depth: build ## batching over requests of different depth, on the built-in and on a larger random model (ARGS=..)
 	$(BIN) bench-depth --model builtin $(ARGS)

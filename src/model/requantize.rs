@@ -24,7 +24,9 @@ pub fn dtype_of(kind: QuantizeType) -> DType {
 #[must_use]
 pub fn target(name: &str, dims: &[u64], stored: DType, wanted: DType) -> Option<DType> {
     let is_matrix = dims.len() == 2 && dims[1] > 1;
-    if !is_matrix || name.ends_with(".bias") {
+    // Small tables of encoders, which are added to the embeddings as they are.
+    let is_added = matches!(name, "position_embd.weight" | "token_types.weight");
+    if !is_matrix || is_added || name.ends_with(".bias") {
         return None;
     }
     let four_bits = matches!(wanted, DType::Q4_0 | DType::Q4_1 | DType::Q4_K);

@@ -21,6 +21,8 @@ pub struct ModelReport {
     pub aliases: Vec<String>,
     /// `native (cpu avx2 x2)`, `fake`, ..: the kind of source until it was loaded.
     pub resolved_backend: String,
+    /// `llm` or `embeddings`: what it is for; None until it was loaded.
+    pub kind: Option<&'static str>,
     /// Loaded when the server starts.
     pub configured_enabled: bool,
     /// Where it is.

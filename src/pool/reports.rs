@@ -96,6 +96,7 @@ impl Pool {
         let preempted = snapshot.map_or(0, |now| now.n_preempted);
         ModelReport {
             resolved_backend: backend.filter(|text| !text.is_empty()).unwrap_or(kind),
+            kind: row.model.as_ref().map(|model| model.meta.kind()),
             configured_enabled: lifecycle.enabled,
             runtime_state: state,
             is_loaded,

@@ -47,9 +47,9 @@ impl WordPieces {
                 continue;
             }
             let word = text.strip_prefix(WORD_START);
-            // Names like `[MASK]` have capitals in every vocabulary.
+            // Names like `[MASK]` have capitals in every vocabulary, and a few signs count as such.
             let is_name = word.unwrap_or(text).starts_with('[') && text.ends_with(']');
-            has_capitals |= !is_name && text.chars().any(char::is_uppercase);
+            has_capitals |= !is_name && text.bytes().any(|byte| byte.is_ascii_uppercase());
             let piece = word.map_or_else(|| format!("##{text}"), str::to_owned);
             // A text that two tokens share goes to the first.
             ids.entry(piece).or_insert(token);

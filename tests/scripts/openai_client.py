@@ -281,6 +281,25 @@ def tools_that_the_model_may_call():
 
 
 @check
+def embeddings():
+    # The client asks for base64 unless told otherwise, and decodes it by itself.
+    default = client.embeddings.create(model=model, input="a ship at sea").data[0].embedding
+    floats = client.embeddings.create(model=model, input="a ship at sea", encoding_format="float")
+    assert len(default) == len(floats.data[0].embedding) > 16
+    assert all(abs(a - b) < 1e-6 for a, b in zip(default, floats.data[0].embedding))
+    assert abs(math.sqrt(sum(x * x for x in default)) - 1) < 1e-4
+    many = client.embeddings.create(model=model, input=[f"text {i}" for i in range(100)] + ["a ship at sea"])
+    assert [item.index for item in many.data] == list(range(101))
+    assert list(many.data[100].embedding) == list(default)
+    assert many.usage.total_tokens == many.usage.prompt_tokens > 200
+    create = lambda **more: lambda: client.embeddings.create(model=model, **more)
+    bad = openai.BadRequestError
+    expect(bad, "invalid_value", create(input=["a", ""]), "input[1]")
+    expect(bad, "context_length_exceeded", create(input="word " * 20000), "input")
+    expect(bad, "invalid_value", create(input="a", dimensions=100000), "dimensions")
+
+
+@check
 def many_at_once():
     def ask(number):
         return client.completions.create(

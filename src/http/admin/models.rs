@@ -29,6 +29,7 @@ fn row(report: &ModelReport) -> Value {
         "name": report.name,
         "aliases": report.aliases,
         "resolved_backend": report.resolved_backend,
+        "type": report.kind,
         "configured_enabled": report.configured_enabled,
         "runtime_state": report.runtime_state.name(),
         "is_loaded": report.is_loaded,

@@ -135,6 +135,10 @@ impl EmbedWork {
             .submit_many(jobs, self.options.clone())?;
         let handles: Vec<_> = streams.iter().map(TokenStream::cancel_handle).collect();
         let (name, client) = (exchange.record.id.clone(), call.client.clone());
+        let loops = streams.first().and_then(TokenStream::loops);
+        if let Some(loops) = loops.filter(|_| vectors.is_empty()) {
+            exchange.add_header("x-tinyloop-loops", loops.granted.to_string());
+        }
         let live = call.state.live();
         let _listed = live.register(self.id, name, client, handles.clone());
         exchange.record.follow(handles.clone());
