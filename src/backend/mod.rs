@@ -231,7 +231,7 @@ pub struct Linear {
     pub bias: Option<VectorId>,
 }
 
-/// `hidden[slot] = scale * table[token] + positions[position] + constant` for rows that enter.
+/// `hidden[slot] = [norm](scale * table[token] + positions[position] + constant)` for rows that enter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbedOp {
     /// (vocab_size, d_model)
@@ -242,6 +242,8 @@ pub struct EmbedOp {
     pub positions: Option<MatrixId>,
     /// (d_model): what every row gets, like the type of a text's tokens.
     pub constant: Option<VectorId>,
+    /// Of the sum.
+    pub norm: Option<LayerNormOp>,
 }
 
 /// `hidden = rmsnorm(hidden)`.

@@ -40,10 +40,6 @@ pub fn run_blocks(
     backend.begin_pass(pass)?;
     if pass.rows.iter().any(|row| row.enters) {
         backend.embed(&weights.embedding)?;
-        if let Some(norm) = &weights.embedding_norm {
-            // Encoders only, whose rows all enter together.
-            backend.layer_normalize(norm)?;
-        }
     }
     if !kept.is_empty() {
         backend.keep_state(kept)?;

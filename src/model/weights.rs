@@ -25,8 +25,6 @@ use crate::format::{FormatError, ModelFile};
 pub struct ModelWeights {
     /// Token to residual stream.
     pub embedding: EmbedOp,
-    /// Of the embedded rows, in encoders.
-    pub embedding_norm: Option<LayerNormOp>,
     /// The file's blocks in order.
     pub blocks: Vec<Block>,
     /// What happens around the blocks of each segment.
@@ -353,8 +351,8 @@ impl ModelWeights {
                 scale,
                 positions: None,
                 constant: None,
+                norm: None,
             },
-            embedding_norm: None,
             blocks,
             loops,
             logits: Some(logits),

@@ -7,7 +7,7 @@ use tinyloop::backend::cpu::CpuBackend;
 use tinyloop::backend::reference::ReferenceBackend;
 use tinyloop::config::{EngineConfig, Pooling};
 use tinyloop::engine::{Engine, EngineParts};
-use tinyloop::model::testing;
+use tinyloop::model::{Model, Plan, Segment, testing};
 use tinyloop::request::*;
 
 fn with_pooling(pooling: Pooling) -> EngineConfig {
@@ -198,7 +198,13 @@ fn an_encoders_batch_gives_what_each_text_gives_alone() {
 
 #[test]
 fn the_kernels_agree_with_the_oracle() {
-    for text in prompts() {
+    let config = || EngineConfig {
+        context_length: Some(512),
+        ..config()
+    };
+    let mut texts = prompts();
+    texts.push(prompt(6, 400));
+    for text in texts {
         let wanted = embedded(&mut encoder(false, config()), &text);
         let found = embedded(&mut encoder(true, config()), &text);
         let dot = |a: &[f32], b: &[f32]| -> f64 {
@@ -207,6 +213,51 @@ fn the_kernels_agree_with_the_oracle() {
         };
         let cosine = dot(&found, &wanted) / (dot(&found, &found) * dot(&wanted, &wanted)).sqrt();
         assert!(cosine > 0.99999, "{cosine}");
+    }
+}
+
+/// Nobody trained such a model, but the experiment is allowed: rows of texts at different loops share
+/// a pass, and nothing of one may reach the other.
+#[test]
+fn a_looped_encoder_is_the_same_in_any_company() {
+    let looped = || {
+        let mut backend = CpuBackend::new(Some(2)).expect("threads");
+        let model = testing::tiny_encoder(&mut backend, 7);
+        let plan = Plan {
+            is_bidirectional: true,
+            ..Plan::looped(0, 2, 0, 2, 3)
+        };
+        let mut model = Model { plan, ..model };
+        for (layer, block) in (0..).zip(&mut model.weights.blocks) {
+            let place = model.plan.kv_place(Segment::Core, layer);
+            (block.qkv.kv, block.attend.kv) = (place, place);
+        }
+        Engine::new(EngineParts {
+            backend: Box::new(backend),
+            model,
+            end_tokens: vec![],
+            config: config(),
+        })
+        .expect("a small engine")
+    };
+    let requests: Vec<GenerationRequest> = (0..)
+        .zip(prompts())
+        .map(|(i, prompt)| GenerationRequest {
+            loops: Some(1 + i % 3),
+            ..GenerationRequest::embedding(prompt)
+        })
+        .collect();
+    let wanted: Vec<Outcome> = requests.iter().map(|one| run(&mut looped(), one)).collect();
+    let mut engine = looped();
+    let mut outcomes = Vec::new();
+    for request in &requests {
+        outcomes.push(submit(&mut engine, request));
+        step(&mut engine);
+    }
+    drain(&mut engine);
+    for (outcome, wanted) in outcomes.iter().zip(&wanted) {
+        assert_eq!(outcome.lock().embedding, wanted.embedding);
+        assert!(wanted.embedding.is_some());
     }
 }
 

@@ -198,6 +198,7 @@ pub(crate) fn embed_and_project(
         scale: 1.0,
         positions: None,
         constant: None,
+        norm: None,
     };
     backend.embed(&op).expect("valid ids");
     let op = LogitsOp {
@@ -399,6 +400,7 @@ impl<B: Backend> Rig<B> {
             scale: 1.0,
             positions: None,
             constant: None,
+            norm: None,
         };
         backend.embed(&embed).expect("valid ids");
         for block in &self.blocks {

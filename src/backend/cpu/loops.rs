@@ -35,30 +35,13 @@ pub(super) fn normalize(step: &Step<'_>, threads: &Threads, op: &NormOp) {
 /// See [`LayerNormOp`].
 pub(super) fn layer_normalize(step: &Step<'_>, threads: &Threads, op: &LayerNormOp) {
     let d_model = step.geometry.d_model;
-    let (weight, bias) = (
-        step.vector(op.weight),
-        op.bias.map(|bias| step.vector(bias)),
-    );
-    assert!(weight.len() == d_model, "norm of another width");
     threads.run(step.pass.rows.len(), &|thread_idx, rows| {
         // SAFETY: this thread's scratch.
         let normed = &mut unsafe { step.scratch(thread_idx) }.row[..d_model];
         for row_idx in rows {
             // SAFETY: each row belongs to one unit; slots are distinct.
             let hidden = unsafe { step.hidden.slice(step.hidden_range(row_idx)) };
-            // SAFETY: all are `d_model` long; the table matches the machine.
-            unsafe {
-                (step.kernels.layer_normalize)(
-                    hidden.as_ptr(),
-                    weight.as_ptr(),
-                    d_model,
-                    op.epsilon,
-                    normed.as_mut_ptr(),
-                );
-            }
-            if let Some(bias) = bias {
-                add(normed, bias);
-            }
+            step.layer_norm(hidden, op, normed);
             hidden.copy_from_slice(normed);
         }
     });

@@ -41,15 +41,19 @@ pub(super) fn embed(step: &Step<'_>, threads: &Threads, op: &EmbedOp) {
                 if op.scale != 1.0 {
                     hidden.iter_mut().for_each(|value| *value *= op.scale);
                 }
+                // SAFETY: this thread's scratch.
+                let other = &mut unsafe { step.scratch(thread_idx) }.row[..hidden.len()];
                 if let Some(positions) = op.positions {
-                    // SAFETY: this thread's scratch.
-                    let learned = &mut unsafe { step.scratch(thread_idx) }.row[..hidden.len()];
                     let positions = &step.matrices[positions.0 as usize];
-                    positions.read_row(row.position as usize, learned);
-                    add(hidden, learned);
+                    positions.read_row(row.position as usize, other);
+                    add(hidden, other);
                 }
                 if let Some(constant) = op.constant {
                     add(hidden, step.vector(constant));
+                }
+                if let Some(norm) = &op.norm {
+                    step.layer_norm(hidden, norm, other);
+                    hidden.copy_from_slice(other);
                 }
             }
         }

@@ -11,10 +11,11 @@ use super::kernels::Kernels;
 use super::kernels::matmul::MatmulArgs;
 use super::kernels::vector::ActivationBlock;
 use super::layout::BLOCK;
+use super::ops::add;
 use super::panels::Matrix;
 use super::state::{Inputs, LOCAL_ROWS, PassTables, ROW_TILE, Scratch, Sizes, State};
 use super::threads::Threads;
-use crate::backend::{Linear, SlotId, StateGeometry, VectorId};
+use crate::backend::{LayerNormOp, Linear, SlotId, StateGeometry, VectorId};
 
 /// The view of one operation.
 pub(super) struct Step<'a> {
@@ -228,6 +229,28 @@ impl<'a> Step<'a> {
                 epsilon,
                 out.as_mut_ptr(),
             );
+        }
+    }
+
+    /// `out = layer_norm(x)`.
+    pub(super) fn layer_norm(&self, x: &[f32], op: &LayerNormOp, out: &mut [f32]) {
+        let weight = self.vector(op.weight);
+        assert!(
+            x.len() == weight.len() && x.len() == out.len(),
+            "norm of another width"
+        );
+        // SAFETY: equal lengths (asserted); the table matches the machine.
+        unsafe {
+            (self.kernels.layer_normalize)(
+                x.as_ptr(),
+                weight.as_ptr(),
+                x.len(),
+                op.epsilon,
+                out.as_mut_ptr(),
+            );
+        }
+        if let Some(bias) = op.bias {
+            add(out, self.vector(bias));
         }
     }
 

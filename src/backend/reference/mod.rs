@@ -350,6 +350,11 @@ impl Backend for ReferenceBackend {
             if let Some(constant) = op.constant {
                 add(hidden, &self.vectors[constant.0 as usize]);
             }
+            if let Some(norm) = op.norm {
+                let weight = &self.vectors[norm.weight.0 as usize];
+                let bias = norm.bias.map(|bias| &*self.vectors[bias.0 as usize]);
+                layer_norm(hidden, weight, bias, norm.epsilon);
+            }
         }
         Ok(())
     }

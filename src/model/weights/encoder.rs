@@ -80,8 +80,8 @@ impl Loader<'_> {
                 0 => None,
                 _ => Some(self.first_row("token_types.weight")?),
             },
+            norm: Some(self.layer_norm("token_embd_norm")?),
         };
-        let embedding_norm = self.layer_norm("token_embd_norm")?;
         let rope = match encoder.kind.learns_positions {
             true => None,
             false => Some(self.rope()?),
@@ -91,7 +91,6 @@ impl Loader<'_> {
             .collect::<Result<_, _>>()?;
         Ok(ModelWeights {
             embedding,
-            embedding_norm: Some(embedding_norm),
             blocks,
             loops: LoopOps::default(),
             logits: None,
