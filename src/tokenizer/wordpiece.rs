@@ -122,7 +122,7 @@ mod tests {
         let model = pieces(&["[UNK]", "▁un", "able", "▁the", "s", "▁!", "▁日"]);
         assert_eq!(encoded(&model, "Unable thes!"), [1, 2, 3, 4, 5]);
         assert_eq!(encoded(&model, "unablex"), [0]);
-        assert_eq!(encoded(&model, "thé日日!\u{7}"), [0, 6, 6, 5]);
+        assert_eq!(encoded(&model, "thé日日!\u{7}"), [3, 6, 6, 5]);
         assert!(encoded(&model, "  \t").is_empty());
         let long = format!("un{}", "s".repeat(99));
         assert_eq!(encoded(&model, &long), [0], "more than 100 characters");

@@ -120,7 +120,7 @@ TEXTS = [
     "1234567890 3.14159 1e-5", "https://example.com/path?query=1&other=two#part", "user@example.com",
     "a_b_c snake_case camelCase kebab-case", "«quoted» „text“ ‘and’ — dashes … dots", "¿Qué? ¡Sí!",
     "€100 £5 20°C x² ½", "x" * 100, "x" * 101, "the" + "ing" * 32, "the" + "ing" * 33, "q" * 99 + "!" + "q" * 101,
-    "unknownword ☃ snow☃man", "[CLS] plain words [SEP]x", "[MASK]ed", "[cls] [unused1] [ x ]",
+    "unknownword ☃ snow☃man", "plain [CLS] words [SEP]x", "[MASK]ed", "[cls] [unused1] [ x ]",
     "a\u0300\u0301\u0302b", "\u0301alone", "ﬁ ligature ﬀ", "ǅ ǆ Ǆ", "Ⅷ ⅷ Ⓐ", "٣ ४ ५", "x\u0660y", "tab\there\r\nnext",
     "line\u2028separator\u2029paragraph", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "שלום", "العربية",
 ]
