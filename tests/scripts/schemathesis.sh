@@ -22,10 +22,14 @@ make_venv "$venv" "schemathesis==4.32.5"
 checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance
 cd "$folder"
 run() {
-  "$venv/bin/schemathesis" run "$1/openapi.json" --checks "$checks" --phases coverage,fuzzing --max-examples "$examples" \
-    --workers 1 --request-timeout 30 --seed 1 --no-color --generation-database none "${@:2}"
+  curl -sf "$1/openapi.json" | python3 "$here/narrow_openapi.py" tiny >"$folder/narrowed.json"
+  "$venv/bin/schemathesis" run "$folder/narrowed.json" --url "$1" --checks "$checks" --phases coverage,fuzzing \
+    --max-examples "$examples" --workers 1 --request-timeout 30 --seed 1 --no-color --generation-database none "${@:2}"
 }
 run "$url"
 # Names that a list told are tried elsewhere: an unload would end the test.
 run "$management" --exclude-path-regex '/unload$'
+n_done=$(curl -sf "$url/metrics" | sed -n 's/^tinyloop_requests_total{.*outcome="done".*} //p')
+[ "${n_done:-0}" -gt 0 ] || { echo "not one request got as far as the model" >&2; exit 1; }
+echo "$n_done requests were answered by the model"
 curl -sf "$url/health" >/dev/null || { echo "the server does not live any more" >&2; exit 1; }
