@@ -96,7 +96,8 @@ impl Operation {
     /// A stream of events whose `data` is JSON of this schema (but for a last `[DONE]`).
     #[must_use]
     pub fn events(mut self, schema: &str) -> Self {
-        let text = string("server-sent events");
+        // No type: tools differ in whether they look at the text or at each event.
+        let text = json!({"description": "server-sent events, see x-event-schema"});
         let event = Some(reference(schema));
         self.answers.push((200, "text/event-stream", text, event));
         self
