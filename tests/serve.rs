@@ -185,9 +185,14 @@ fn a_port_in_use_is_told_before_anything_is_loaded() {
 }
 
 #[test]
-fn a_failed_load_ends_the_process_without_an_address() {
+fn a_failed_load_ends_the_process_without_an_invitation() {
     let (code, out, err) = failure(&mut command(Path::new("/does/not/exist.gguf"), &[]));
-    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert_eq!(code, Some(1));
+    // The addresses were bound before; no model is promised.
+    assert!(
+        out.starts_with("tinyloop listens on") && !out.contains("models: "),
+        "{out}"
+    );
     assert!(err.contains("exist.gguf"), "{err}");
 }
 
@@ -241,7 +246,10 @@ fn while_models_load_the_server_answers_and_a_signal_ends_it() {
     let mut out = String::new();
     let stdout = server.child.stdout.as_mut().expect("piped");
     stdout.read_to_string(&mut out).expect("text");
-    assert_eq!(out, "", "it never said that it was ready");
+    assert!(
+        !out.contains("models: "),
+        "it never said that it was ready: {out}"
+    );
     drainer.join().expect("the log ended");
 }
 

@@ -41,9 +41,11 @@ impl fmt::Display for DeviceId {
 /// How a model's bytes are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemorySource {
-    /// As its backend allocated them in the last load.
+    /// What the last load added: for our own engine the bytes that its backend allocated, summed as it
+    /// allocated them (resident memory would not show pages of KV that nobody has touched yet); for child
+    /// processes the main memory that they and what they started hold, where there was none before.
     MeasuredLoadDelta,
-    /// From the size of its file and the configuration.
+    /// From the size of its files and the configuration, its KV included.
     ArtifactSize,
     /// Nobody knows: a remote server, a stand-in.
     #[default]

@@ -20,6 +20,10 @@ const JOBS_MAX: u64 = 4096;
 const TOKENS_MAX: u64 = u32::MAX as u64;
 /// Most bytes that a field may ask for where the device's limit is not known.
 const BYTES_MAX: u64 = 1 << 50;
+/// Most slots that a llama-server starts with.
+const LLAMA_SLOTS_MAX: u64 = 256;
+/// Shortest context of a llama-server: it rounds up to this, and aborts when it is asked for one token.
+const LLAMA_CONTEXT_MIN: u64 = 256;
 /// What vLLM takes for `--dtype`.
 const VLLM_DTYPES: &[&str] = &["auto", "half", "float16", "bfloat16", "float", "float32"];
 
@@ -264,8 +268,12 @@ pub fn constraints(config: &ModelConfig, known: &Known) -> LoadConstraints {
             let trained = known.context_most().saturating_mul(slots);
             let most = trained.min(known.kv_tokens_most(n_replicas));
             fields.extend([
-                integer("slots", 1, JOBS_MAX),
-                integer("context_length", 1, most.clamp(1, TOKENS_MAX)),
+                integer("slots", 1, LLAMA_SLOTS_MAX),
+                integer(
+                    "context_length",
+                    LLAMA_CONTEXT_MIN,
+                    most.clamp(LLAMA_CONTEXT_MIN, TOKENS_MAX),
+                ),
             ]);
         }
         ModelSource::VllmServe(child) => {

@@ -100,9 +100,19 @@ impl Drop for TestServer {
 
 fn add_model(
     pool: &Pool,
+    names: [&str; 2],
+    runtime: Arc<Alphabet>,
+    config: &ExecutorConfig,
+) -> Arc<Executor> {
+    add_model_with(pool, names, runtime, config, TEMPLATE)
+}
+
+fn add_model_with(
+    pool: &Pool,
     [name, alias]: [&str; 2],
     runtime: Arc<Alphabet>,
     config: &ExecutorConfig,
+    template: &str,
 ) -> Arc<Executor> {
     let context_length = runtime.capability().context_length;
     let tokenizer = runtime.tokenizer();
@@ -110,7 +120,7 @@ fn add_model(
     let executor = Executor::with_context(vec![runtime], config.clone(), context);
     executor.start().expect("the driver starts");
     let executor = Arc::new(executor);
-    let template = ChatTemplate::compile(TEMPLATE, "", "").expect("the template is valid");
+    let template = ChatTemplate::compile(template, "", "").expect("the template is valid");
     pool.insert(LoadedModel {
         name: name.to_owned(),
         aliases: vec![alias.to_owned()],

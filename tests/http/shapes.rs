@@ -1,6 +1,6 @@
 //! What whole answers and errors look like.
 
-use super::{TestServer, add_model};
+use super::{TestServer, add_model, add_model_with};
 use crate::fake::Alphabet;
 use serde_json::{Value, json};
 use tinyloop::config::ExecutorConfig;
@@ -205,6 +205,34 @@ fn errors_have_one_shape() {
             400,
             "chat_template_error",
         ),
+        (
+            "POST",
+            "/v1/chat/completions",
+            r#"{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}"#,
+            400,
+            "missing_capability",
+        ),
+        (
+            "POST",
+            "/v1/chat/completions",
+            r#"{"messages":[{"role":"user","content":[{"type":"input_audio","input_audio":{}}]}]}"#,
+            400,
+            "missing_capability",
+        ),
+        (
+            "POST",
+            "/v1/responses",
+            r#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}]}"#,
+            400,
+            "missing_capability",
+        ),
+        (
+            "POST",
+            "/v1/native/generate",
+            r#"{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}"#,
+            400,
+            "missing_capability",
+        ),
         ("GET", "/v1/models/nope", "", 404, "model_not_found"),
         ("GET", "/v1/nope", "", 404, "unknown_url"),
         ("GET", "/v1/completions", "", 405, "method_not_allowed"),
@@ -375,4 +403,60 @@ fn a_fault_before_the_first_token_is_a_real_status() {
         assert_eq!(answer.status, 500, "stream: {stream}");
         assert_eq!(answer.json()["error"]["code"], "internal_error");
     }
+}
+
+/// What a model's own template cannot do, it does not list, and refuses by that name.
+#[test]
+fn a_model_of_one_question_refuses_a_second_turn() {
+    let server = TestServer::start(Alphabet::at_once());
+    let question = "Q: {{ messages[0].content }} A:";
+    let limits = ExecutorConfig::default();
+    let pool = server.server().state().pool();
+    add_model_with(
+        pool,
+        ["single", "one"],
+        Alphabet::at_once(),
+        &limits,
+        question,
+    );
+    let mut client = server.client();
+    let mut capabilities = |id: &str| {
+        let model = client.get(&format!("/v1/models/{id}")).json();
+        let listed = model["capabilities"].as_array().expect("a list").clone();
+        move |name: &str| listed.iter().any(|one| one == name)
+    };
+    let single = capabilities("single");
+    assert!(single("chat") && !single("multi_turn"));
+    // It does not loop either.
+    assert!(!single("loops"));
+    let asks = |n_turns: usize| {
+        let turn = [
+            json!({"role": "user", "content": "a"}),
+            json!({"role": "assistant", "content": "b"}),
+        ];
+        let messages: Vec<_> = turn.iter().cycle().take(2 * n_turns - 1).cloned().collect();
+        json!({"model": "single", "max_tokens": 2, "messages": messages})
+    };
+    let mut client = server.client();
+    assert_eq!(client.post("/v1/chat/completions", &asks(1)).status, 200);
+    let refused = client.post("/v1/chat/completions", &asks(2));
+    let error = refused.json()["error"].clone();
+    assert_eq!(
+        (refused.status, &error["code"]),
+        (400, &json!("missing_capability"))
+    );
+    assert!(
+        error["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("'multi_turn'")),
+        "{error}"
+    );
+    let looped = json!({"model": "single", "prompt": "a", "max_tokens": 1, "loops": 2});
+    let error = client.post("/v1/completions", &looped).json()["error"].clone();
+    assert!(
+        error["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("'loops'")),
+        "{error}"
+    );
 }

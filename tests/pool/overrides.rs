@@ -163,5 +163,5 @@ fn ranges_follow_what_is_configured_and_what_other_programs_take() {
     let llama =
         ModelSource::LlamaServer(toml::from_str("file = \"x.gguf\"\nslots = 2").expect("valid"));
     let llama = ModelConfig::new("l", llama);
-    assert_eq!(range(&llama, &KNOWN, "context_length"), integer(1, 4096));
+    assert_eq!(range(&llama, &KNOWN, "context_length"), integer(256, 4096));
 }

@@ -190,6 +190,11 @@ fn chat_part(place: &str, part: &Value) -> Result<Value, ApiError> {
             let url = map.get("image_url").cloned().unwrap_or_default();
             Ok(json!({"type": "image_url", "image_url": {"url": url}}))
         }
+        // Which model hears is not decided here.
+        "input_audio" => {
+            let audio = map.get("input_audio").cloned().unwrap_or_default();
+            Ok(json!({"type": "input_audio", "input_audio": audio}))
+        }
         kind => {
             let shown: String = kind.chars().take(40).collect();
             let message = format!(

@@ -120,6 +120,9 @@ fn images_are_passed_on_to_whoever_knows_the_model() {
     let made = messages(&json!([{"role": "user", "content": [image]}])).expect("translated");
     assert_eq!(made[0]["content"][0]["type"], "image_url");
     assert_eq!(made[0]["content"][0]["image_url"]["url"], "data:,");
+    let audio = json!({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}});
+    let made = messages(&json!([{"role": "user", "content": [audio]}])).expect("translated");
+    assert_eq!(made[0]["content"][0], audio);
 }
 
 #[test]
