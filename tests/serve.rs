@@ -32,11 +32,10 @@ fn endless() -> PathBuf {
     // The key is followed by its kind (u32) and the value.
     let value = found.expect("the key is there") + key.len() + 4;
     bytes[value..value + 4].copy_from_slice(&(1_u32 << 18).to_le_bytes());
-    let name = format!("tinyloop-endless-{}.gguf", std::process::id());
-    let path = std::env::temp_dir().join(name);
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("endless.gguf");
     // Written aside first: tests run at the same time and share the file.
     let aside = path.with_extension(format!("{:?}", std::thread::current().id()));
-    std::fs::write(&aside, bytes).expect("the temporary folder takes it");
+    std::fs::write(&aside, bytes).expect("the folder is there");
     std::fs::rename(&aside, &path).expect("the same folder");
     path
 }
