@@ -38,11 +38,12 @@ test-debug: model ## all tests with assertions and overflow checks on
 test-release: model ## the heavy tests, optimized: the real model, a million operations
 	cargo test --release --quiet --test demo_model --test scheduler
 
-test-client: build model ## the official openai and anthropic Python clients against running servers
+test-client: build model ## official clients, LangChain, LiteLLM and schemathesis against running servers
 	tests/scripts/openai_client.sh $(BIN) $(DEMO)
 	tests/scripts/openai_retries.sh $(BIN)
 	tests/scripts/schemathesis.sh $(BIN)
 	tests/scripts/anthropic_client.sh $(BIN) $(DEMO)
+	tests/scripts/other_clients.sh $(BIN) $(DEMO)
 
 test-llama-server: model ## the runtimes' suite against a real llama-server (LLAMA_SERVER=/path for yours)
 	tests/scripts/llama_server.sh

@@ -4,9 +4,8 @@
 set -euo pipefail
 binary=${1:?usage: openai_retries.sh BINARY}
 here=$(cd "$(dirname "$0")" && pwd)
-. "$here/serve_for_test.sh"
-folder=$(mktemp -d)
-cat >"$folder/server.toml" <<'TOML'
+. "$here/serve.sh"
+cat >"$serve_folder/server.toml" <<'TOML'
 [keys.free]
 key = "free"
 [keys.sixty]
@@ -27,10 +26,11 @@ tick_s = 0.1
 [models.off]
 enabled = false
 TOML
-sed -i "s|TINY|$here/../data/models/tiny_llama.gguf|" "$folder/server.toml"
-serve_for_test "$binary" "$folder" --config "$folder/server.toml" --no-management
+sed -i "s|TINY|$here/../data/models/tiny_llama.gguf|" "$serve_folder/server.toml"
+serve "$binary" --config "$serve_folder/server.toml" --no-management
 
 venv=$here/../../target/openai-client
 . "$here/venv.sh"
 make_venv "$venv" "openai==3.57.0"
 "$venv/bin/python" "$here/openai_retries.py" "$url"
+stop_servers

@@ -10,7 +10,7 @@ target=$here/../../target
 
 . "$here/serve.sh"
 . "$here/venv.sh"
-serve "$binary" --model "$model"
+serve "$binary" --model "$model" --no-management
 
 echo "== openai for JavaScript"
 js=$target/openai-js wanted=openai@7.59.0

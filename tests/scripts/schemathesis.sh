@@ -5,22 +5,21 @@ set -euo pipefail
 binary=${1:?usage: schemathesis.sh BINARY [EXAMPLES]}
 examples=${2:-10}
 here=$(cd "$(dirname "$0")" && pwd)
-. "$here/serve_for_test.sh"
-folder=$(mktemp -d)
-cat >"$folder/server.toml" <<'TOML'
+. "$here/serve.sh"
+cat >"$serve_folder/server.toml" <<'TOML'
 [models.tiny]
 file = "TINY"
 TOML
-sed -i "s|TINY|$here/../data/models/tiny_llama.gguf|" "$folder/server.toml"
-serve_for_test "$binary" "$folder" --config "$folder/server.toml" --threads 1 --management-port 0 \
+sed -i "s|TINY|$here/../data/models/tiny_llama.gguf|" "$serve_folder/server.toml"
+serve "$binary" --config "$serve_folder/server.toml" --threads 1 --management-port 0 \
   --queue-timeout 20
-management=$(sed -n 's|^management on ||p' "$folder/out")
+management=$(sed -n 's|^management on ||p' "$serve_log")
 
 venv=$here/../../target/schemathesis
 . "$here/venv.sh"
 make_venv "$venv" "schemathesis==4.32.5"
 checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance
-cd "$folder"
+cd "$serve_folder"
 run() {
   curl -sf "$1/openapi.json" | python3 "$here/narrow_openapi.py" tiny >"$folder/narrowed.json"
   "$venv/bin/schemathesis" run "$folder/narrowed.json" --url "$1" --checks "$checks" --phases coverage,fuzzing \
@@ -33,3 +32,4 @@ n_done=$(curl -sf "$url/metrics" | sed -n 's/^tinyloop_requests_total{.*outcome=
 [ "${n_done:-0}" -gt 0 ] || { echo "not one request got as far as the model" >&2; exit 1; }
 echo "$n_done requests were answered by the model"
 curl -sf "$url/health" >/dev/null || { echo "the server does not live any more" >&2; exit 1; }
+stop_servers

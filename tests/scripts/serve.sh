@@ -1,21 +1,20 @@
-# Sourced. serve BINARY ARGUMENT..: starts a server in the background on a free port and waits until it says
-# where it listens: $server is its process, $url its address. stop_servers ends all of them and fails when one
-# did not end cleanly. What is still running at the end of the script is killed.
-serve_logs=$(mktemp -d)
+# Sourced. serve BINARY ARGUMENT..: starts a server on a free port and waits until it says where it listens: $url is
+# its address, $serve_log what it printed. $serve_folder is a folder for the script's files. stop_servers ends all
+# servers and fails when one does not end cleanly; what still runs at the end of the script is killed.
+serve_folder=$(mktemp -d)
 servers=()
-trap 'kill "${servers[@]}" 2>/dev/null || true; rm -rf "$serve_logs"' EXIT
+trap 'kill "${servers[@]}" 2>/dev/null || true; rm -rf "$serve_folder"' EXIT
 
 serve() {
-  local binary=$1 log=$serve_logs/${#servers[@]}
+  local binary=$1
   shift
-  "$binary" serve "$@" --port 0 --no-management --log-level error >"$log" &
-  server=$!
-  servers+=("$server")
-  url=
+  serve_log=$serve_folder/out.${#servers[@]}
+  "$binary" serve --port 0 --log-level error "$@" >"$serve_log" &
+  servers+=($!)
   for _ in $(seq 600); do
-    url=$(grep -o -m1 'http://[^ ]*' "$log" || true)
+    url=$(grep -o -m1 'http://[^ ]*' "$serve_log" || true)
     [ -z "$url" ] || return 0
-    kill -0 "$server" 2>/dev/null || break
+    kill -0 "${servers[-1]}" 2>/dev/null || break
     sleep 0.1
   done
   echo "a server did not say where it listens" >&2
@@ -23,10 +22,10 @@ serve() {
 }
 
 stop_servers() {
-  local running=("${servers[@]}")
-  kill -TERM "${running[@]}"
+  local running=("${servers[@]}") one
   servers=()
-  for server in "${running[@]}"; do
-    wait "$server" || { echo "a server did not stop cleanly on SIGTERM" >&2; return 1; }
+  kill -TERM "${running[@]}"
+  for one in "${running[@]}"; do
+    wait "$one" || { echo "a server did not stop cleanly on SIGTERM" >&2; return 1; }
   done
 }
