@@ -12,7 +12,7 @@ file = "TINY"
 TOML
 sed -i "s|TINY|$here/../data/models/tiny_llama.gguf|" "$serve_folder/server.toml"
 serve "$binary" --config "$serve_folder/server.toml" --threads 1 --management-port 0 \
-  --queue-timeout 20
+  --queue-timeout 20 --ctx-size 128
 management=$(sed -n 's|^management on ||p' "$serve_log")
 
 venv=$here/../../target/schemathesis
@@ -25,7 +25,8 @@ run() {
   "$venv/bin/schemathesis" run "$folder/narrowed.json" --url "$1" --checks "$checks" --phases coverage,fuzzing \
     --max-examples "$examples" --workers 1 --request-timeout 30 --seed 1 --no-color --generation-database none "${@:2}"
 }
-run "$url"
+# What is not built says 501 by design.
+run "$url" --exclude-path-regex '^/(infill|lora-adapters|slots/|v1/rerank)'
 # Names that a list told are tried elsewhere: an unload would end the test.
 run "$management" --exclude-path-regex '/unload$'
 n_done=$(curl -sf "$url/metrics" | sed -n 's/^tinyloop_requests_total{.*outcome="done".*} //p')
