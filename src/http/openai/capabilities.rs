@@ -27,7 +27,8 @@ pub fn refuse_missing(
     // Ours counts what it does anyway, whoever says so: one loop.
     let is_ours = model.tokenizer.is_some();
     let is_on = |name: &str| fields.get(name).is_some_and(|value| !is_off(value));
-    let asks_loops = |value: &Value| !is_off(value) && !(is_ours && value.as_u64() == Some(1));
+    let is_one = |value: &Value| is_ours && value.as_u64() == Some(1);
+    let asks_loops = |value: &Value| !is_off(value) && !is_one(value);
     let wants_loops = |name: &str| fields.get(name).is_some_and(asks_loops);
     let parts = Parts::of(fields.get("messages"));
     let asked = [
