@@ -13,6 +13,7 @@ const OVERLOADED: u16 = 529;
 pub(super) fn describe(api: &mut Api) {
     request(api);
     answer(api);
+    events(api);
     let messages = Operation::new("anthropic", "createMessage", "Answer a conversation")
         .body("MessageRequest")
         .json(200, "AnthropicMessage")
@@ -102,6 +103,17 @@ fn answer(api: &mut Api) {
         message["properties"][name] = schema.clone();
     }
     api.schema("AnthropicMessage", message);
+    api.schema("AnthropicBlock", block);
+    api.schema("AnthropicEnd", object(&["stop_reason"], end));
+    api.schema("AnthropicUsage", usage);
+    let counted = json!({"input_tokens": integer("tokens")});
+    api.schema("CountedTokens", object(&["input_tokens"], counted));
+    let error = json!({"type": string("the kind"), "message": string("a sentence for people")});
+    let error = json!({"type": constant("error"), "error": object(&["type", "message"], error)});
+    api.schema("AnthropicError", object(&["type", "error"], error));
+}
+
+fn events(api: &mut Api) {
     let event = |name: &str, required: &[&str], mut properties: serde_json::Value| {
         properties["type"] = constant(name);
         object(&[&["type"], required].concat(), properties)
@@ -117,7 +129,7 @@ fn answer(api: &mut Api) {
         event(
             "content_block_start",
             &["index", "content_block"],
-            json!({"index": index(), "content_block": block}),
+            json!({"index": index(), "content_block": reference("AnthropicBlock")}),
         ),
         event(
             "content_block_delta",
@@ -128,16 +140,11 @@ fn answer(api: &mut Api) {
         event(
             "message_delta",
             &["delta", "usage"],
-            json!({"delta": object(&["stop_reason"], end), "usage": usage}),
+            json!({"delta": reference("AnthropicEnd"), "usage": reference("AnthropicUsage")}),
         ),
         event("message_stop", &[], json!({})),
         event("ping", &[], json!({})),
         reference("AnthropicError"),
     ];
     api.schema("MessageEvent", any_of(&events));
-    let counted = json!({"input_tokens": integer("tokens")});
-    api.schema("CountedTokens", object(&["input_tokens"], counted));
-    let error = json!({"type": string("the kind"), "message": string("a sentence for people")});
-    let error = json!({"type": constant("error"), "error": object(&["type", "message"], error)});
-    api.schema("AnthropicError", object(&["type", "error"], error));
 }

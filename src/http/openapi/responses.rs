@@ -113,16 +113,15 @@ fn request(api: &mut Api) {
     api.schema("ResponseRequest", request);
 }
 
-fn response(api: &mut Api) {
-    let status = || {
-        one_of(&[
-            "in_progress",
-            "completed",
-            "incomplete",
-            "failed",
-            "cancelled",
-        ])
-    };
+const STATUSES: &[&str] = &[
+    "in_progress",
+    "completed",
+    "incomplete",
+    "failed",
+    "cancelled",
+];
+
+fn items(api: &mut Api) {
     let content = object(
         &["type", "text"],
         json!({
@@ -135,12 +134,17 @@ fn response(api: &mut Api) {
         &["type", "id", "status"],
         json!({
             "type": one_of(&["message", "function_call", "reasoning"]), "id": string("of the item"),
-            "status": status(), "role": constant("assistant"), "content": array(reference("ResponsePart")),
+            "status": one_of(STATUSES), "role": constant("assistant"), "content": array(reference("ResponsePart")),
             "call_id": string("of the call"), "name": string("which function"), "arguments": string("JSON text"),
             "summary": array(json!({"type": "object"})),
         }),
     );
     api.schema("ResponseItem", item);
+}
+
+fn response(api: &mut Api) {
+    items(api);
+    pages(api);
     let usage = object(
         &[
             "input_tokens",
@@ -175,7 +179,7 @@ fn response(api: &mut Api) {
         ],
         json!({
             "id": string("resp_.."), "object": constant("response"), "created_at": integer("unix seconds"),
-            "status": status(), "model": string("who answers"), "output": array(reference("ResponseItem")),
+            "status": one_of(STATUSES), "model": string("who answers"), "output": array(reference("ResponseItem")),
             "usage": nullable(usage), "error": nullable(error),
             "incomplete_details": nullable(object(&["reason"], json!({"reason": string("what was missing")}))),
             "completed_at": nullable(integer("unix seconds")), "store": boolean("kept"),
@@ -185,6 +189,9 @@ fn response(api: &mut Api) {
         }),
     );
     api.schema("Response", response);
+}
+
+fn pages(api: &mut Api) {
     let deleted =
         json!({"id": string("which"), "object": constant("response"), "deleted": {"const": true}});
     api.schema(
