@@ -8,6 +8,7 @@ Whole answers, streams and errors must survive the way through it, and who leave
 import json
 import os
 import pathlib
+import secrets
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ import urllib.request
 
 import openai
 
+# The proxy wants a key that nobody guesses, also on this machine.
+key = "sk-" + secrets.token_hex(32)
 base = sys.argv[1].rstrip("/")
 with urllib.request.urlopen(base + "/v1/models") as listed:
     model = json.load(listed)["data"][0]["id"]
@@ -46,7 +49,7 @@ proxy = subprocess.Popen(
     [pathlib.Path(sys.executable).parent / "litellm", "--config", config, "--port", str(port), "--host", "127.0.0.1"],
     stdout=log,
     stderr=log,
-    env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_DOCS": "True"},
+    env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_DOCS": "True", "LITELLM_MASTER_KEY": key},
     start_new_session=True,
 )
 
@@ -66,7 +69,7 @@ def wait_until_ready():
 
 def run_checks():
     client = openai.OpenAI(
-        base_url=f"http://127.0.0.1:{port}", api_key="unused", max_retries=0, timeout=120
+        base_url=f"http://127.0.0.1:{port}", api_key=key, max_retries=0, timeout=120
     )
     asked = {
         "model": "through-proxy",
@@ -99,4 +102,5 @@ try:
     wait_until_ready()
     run_checks()
 finally:
-    os.killpg(proxy.pid, signal.SIGKILL)
+    if proxy.poll() is None:
+        os.killpg(proxy.pid, signal.SIGKILL)

@@ -75,7 +75,9 @@ const checks = {
         },
       },
     }];
-    const asked = { model, messages, tools, tool_choice: "required", max_tokens: 100, temperature: 0 };
+    const asked = {
+      model, messages, tools, tool_choice: "required", parallel_tool_calls: false, max_tokens: 100, temperature: 0,
+    };
     const whole = await client.chat.completions.create(asked);
     const [call] = whole.choices[0].message.tool_calls;
     assert.equal(call.function.name, "weather");

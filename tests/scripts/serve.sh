@@ -1,4 +1,4 @@
-# Sourced. serve BINARY ARGUMENT..: starts a server on a free port and waits until it says where it listens: $url is
+# Sourced. serve BINARY ARGUMENT..: starts a server on a free port and waits until its models are loaded: $url is
 # its address, $serve_log what it printed. $serve_folder is a folder for the script's files. stop_servers ends all
 # servers and fails when one does not end cleanly; what still runs at the end of the script is killed.
 serve_folder=$(mktemp -d)
@@ -13,11 +13,11 @@ serve() {
   servers+=($!)
   for _ in $(seq 600); do
     url=$(grep -o -m1 'http://[^ ]*' "$serve_log" || true)
-    [ -z "$url" ] || return 0
+    if [ -n "$url" ] && curl -sf "$url/ready" >/dev/null; then return 0; fi
     kill -0 "${servers[-1]}" 2>/dev/null || break
     sleep 0.1
   done
-  echo "a server did not say where it listens" >&2
+  echo "a server did not get ready" >&2
   return 1
 }
 
