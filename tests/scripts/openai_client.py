@@ -188,7 +188,7 @@ def errors():
     error = expect(bad, "context_length_exceeded", ask(max_tokens=10**7))
     assert "maximum context length" in str(error)
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    expect(bad, "invalid_value", ask(messages=[{"role": "user", "content": image}]))
+    expect(bad, "missing_capability", ask(messages=[{"role": "user", "content": image}]))
     expect(bad, "invalid_value", ask(stream=True, temperature=-1), "temperature")
 
 

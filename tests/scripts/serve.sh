@@ -12,7 +12,7 @@ serve() {
   "$binary" serve --port 0 --log-level error "$@" >"$serve_log" &
   servers+=($!)
   for _ in $(seq 600); do
-    url=$(grep -o -m1 'http://[^ ]*' "$serve_log" || true)
+    url=$(grep -o -m1 'http://[^ ]*' "$serve_log" 2>/dev/null || true)
     if [ -n "$url" ] && curl -sf "$url/ready" >/dev/null; then return 0; fi
     kill -0 "${servers[-1]}" 2>/dev/null || break
     sleep 0.1
