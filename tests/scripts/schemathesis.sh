@@ -21,8 +21,8 @@ make_venv "$venv" "schemathesis==4.32.5"
 checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance
 cd "$serve_folder"
 run() {
-  curl -sf "$1/openapi.json" | python3 "$here/narrow_openapi.py" tiny >"$folder/narrowed.json"
-  "$venv/bin/schemathesis" run "$folder/narrowed.json" --url "$1" --checks "$checks" --phases coverage,fuzzing \
+  curl -sf "$1/openapi.json" | python3 "$here/narrow_openapi.py" tiny >"$serve_folder/narrowed.json"
+  "$venv/bin/schemathesis" run "$serve_folder/narrowed.json" --url "$1" --checks "$checks" --phases coverage,fuzzing \
     --max-examples "$examples" --workers 1 --request-timeout 30 --seed 1 --no-color --generation-database none "${@:2}"
 }
 # What is not built says 501 by design.
