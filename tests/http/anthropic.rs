@@ -16,7 +16,7 @@ fn user(text: &str) -> Value {
     json!([{"role": "user", "content": text}])
 }
 
-fn create(client: &mut Client, extra: &Value) -> Answer {
+pub(crate) fn create(client: &mut Client, extra: &Value) -> Answer {
     let body = json!({"model": "test/model", "max_tokens": 3, "messages": user("hi")});
     client.post(PATH, &with(body, extra))
 }

@@ -11,6 +11,7 @@ mod cancel;
 mod cases;
 mod client;
 mod depth;
+mod dialect_tools;
 mod drain;
 mod embeddings;
 mod exact;

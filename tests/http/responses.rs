@@ -47,14 +47,14 @@ pub(crate) fn with(mut body: Value, extra: &Value) -> Value {
     body
 }
 
-fn create(client: &mut Client, extra: &Value) -> Answer {
+pub(crate) fn create(client: &mut Client, extra: &Value) -> Answer {
     let body = json!({"model": "test/model", "input": "hi", "max_output_tokens": 3});
     client.post("/v1/responses", &with(body, extra))
 }
 
 /// The events of a stream, checked: numbered, one terminal event, which comes last.
 #[track_caller]
-fn stream(client: &mut Client, extra: &Value) -> Vec<Value> {
+pub(crate) fn stream(client: &mut Client, extra: &Value) -> Vec<Value> {
     let answer = create(client, &with(extra.clone(), &json!({"stream": true})));
     assert_eq!(answer.status, 200);
     let events = named_events(&answer);

@@ -17,14 +17,14 @@ use tinyloop::server::Server;
 use tinyloop::tokenizer::{ChatTemplate, Grammars, Tokenizer};
 
 const CHAT: &str = "/v1/chat/completions";
-const HERMES: &str = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}\
+pub(crate) const HERMES: &str = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}\
     {{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\
     {{ c.function.arguments | tojson }}</tool_call>{% endfor %};{% endfor %}\
     {% if add_generation_prompt %}assistant:{% endif %}";
 const PLAIN: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:";
 
 /// A model with this template that answers every request with `text`.
-fn serve(template: &str, text: &'static str) -> TestServer {
+pub(crate) fn serve(template: &str, text: &'static str) -> TestServer {
     let tokenizer = Arc::new(Tokenizer::bytes());
     let script = move |request: &GenerationRequest| {
         let tokens: Vec<u32> = text.bytes().map(u32::from).collect();

@@ -34,6 +34,7 @@ weather = {
         "additionalProperties": False,
     },
 }
+greedy = {"temperature": 0}  # this version of the client has no argument for it
 checks = []
 
 
@@ -55,17 +56,17 @@ def expect(error_type, kind, call):
 @check
 def messages():
     message = client.messages.create(
-        model=model, max_tokens=8, messages=question, system="Be brief.", temperature=0
+        model=model, max_tokens=8, messages=question, system="Be brief.", extra_body=greedy
     )
     assert message.id.startswith("msg_") and message.role == "assistant" and message._request_id
     assert message.content[0].type == "text" and message.content[0].text
     assert message.stop_reason == "max_tokens" and message.stop_sequence is None
     assert message.usage.output_tokens == 8 and message.usage.input_tokens >= 0
     anthropic.types.Message.model_validate(message.to_dict())
-    whole = client.messages.create(model=model, max_tokens=40, messages=question, temperature=0)
+    whole = client.messages.create(model=model, max_tokens=40, messages=question, extra_body=greedy)
     stop = whole.content[0].text[20:23]
     stopped = client.messages.create(
-        model=model, max_tokens=40, messages=question, temperature=0, stop_sequences=["\x00", stop]
+        model=model, max_tokens=40, messages=question, extra_body=greedy, stop_sequences=["\x00", stop]
     )
     assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == stop
     assert stopped.content[0].text == whole.content[0].text.split(stop)[0]
@@ -73,7 +74,7 @@ def messages():
 
 @check
 def stream_equals_whole():
-    arguments = dict(model=model, max_tokens=12, messages=question, temperature=0)
+    arguments = dict(model=model, max_tokens=12, messages=question, extra_body=greedy)
     whole = client.messages.create(**arguments)
     with client.messages.stream(**arguments) as stream:
         text = "".join(stream.text_stream)
@@ -91,7 +92,8 @@ def stream_equals_whole():
 @check
 def tools():
     arguments = dict(
-        model=model, max_tokens=200, tools=[weather], tool_choice={"type": "any"}, temperature=0,
+        model=model, max_tokens=200, tools=[weather], tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        extra_body=greedy,
         messages=[{"role": "user", "content": "What is the weather in Paris?"}],
     )
     message = client.messages.create(**arguments)
@@ -115,7 +117,7 @@ def tools():
 @check
 def begun_answer():
     messages = [*question, {"role": "assistant", "content": "Once upon a"}]
-    whole = client.messages.create(model=model, max_tokens=4, messages=messages, temperature=0)
+    whole = client.messages.create(model=model, max_tokens=4, messages=messages, extra_body=greedy)
     assert whole.content[0].text
 
 
@@ -124,7 +126,7 @@ def structured_output():
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
               "additionalProperties": False}
     message = client.messages.create(
-        model=model, max_tokens=60, messages=question, temperature=0,
+        model=model, max_tokens=60, messages=question, extra_body=greedy,
         output_config={"format": {"type": "json_schema", "schema": schema}},
     )
     assert isinstance(json.loads(message.content[0].text)["ok"], bool), message
@@ -149,7 +151,7 @@ def errors():
 
     bad = anthropic.BadRequestError
     expect(anthropic.NotFoundError, "not_found_error", ask(model="nope"))
-    expect(bad, "invalid_request_error", ask(temperature=3))
+    expect(bad, "invalid_request_error", ask(extra_body={"temperature": 3}))
     expect(bad, "invalid_request_error", ask(max_tokens=10**7))
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     error = expect(bad, "invalid_request_error", ask(messages=[{"role": "user", "content": [image]}]))

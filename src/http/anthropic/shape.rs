@@ -5,7 +5,7 @@
 
 use super::answer::{Answer, Listener, send};
 use super::asked::Asked;
-use super::object::{End, Event, Message, MessageUsage};
+use super::object::{Block, End, Event, Message, MessageUsage};
 use crate::http::error_style::ErrorStyle;
 use crate::http::errors::ApiError;
 use crate::http::exchange::Exchange;
@@ -53,7 +53,10 @@ impl MessageShape {
     }
 
     fn end_words(&self) -> Option<End<'_>> {
+        // A tool that had to be called ends a chat like a text does; here it is waited for all the same.
+        let is_called = matches!(self.answer.blocks().last(), Some(Block::ToolUse { .. }));
         let (stop_reason, stop_sequence) = match self.finish? {
+            Finish::Stop if is_called => ("tool_use", None),
             Finish::Stop => ("end_turn", None),
             Finish::StopString(idx) => {
                 let sequence = self.stop_sequences.get(idx).map(String::as_str);
