@@ -33,7 +33,7 @@
 //! | rank | where | what |
 //! |---|---|---|
 //! | 80 | `server`, `cli` | wiring and subcommands: build the pool and HTTP, own the threads, stop them in reverse order |
-//! | 70 | `http` | `wire` (connections), `openai`, `native`, `ops`, `management` with `admin`; one table from error to status |
+//! | 70 | `http` | `wire` (connections), `openai`, `responses`, `anthropic`, `native`, `ops`, `management` with `admin`; one table from error to status |
 //! | 60 | `pool` | the public models: their states, how they are loaded and unloaded, bytes per device |
 //! | 50 | `scheduler` | executor, lifecycle, queue, admission (pure), driver, replica choice (pure), metrics |
 //! | 40 | `runtime` | the `Runtime` trait; `native` (our engine), `openai_remote`, `llama_server`, `vllm_serve` on the shared `upstream` and `child`, `fake` (scripted, for tests) |

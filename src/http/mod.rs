@@ -2,7 +2,7 @@
 //!
 //! Reading order: `data_plane` (a request's way to its route), `router`, `exchange` (one request
 //! and its answer), `errors` (the one table from error to status) and `error_style` (in which dialect it is worded), `generation/` (what all routes that generate have in common), `openai/` (chat,
-//! completions, models), `native/` (generate and score, tokenize, prefixes), `llama_server/` and `lmstudio/` (their routes), `openapi/` (the description of all routes), `isolation` (who reuses whose
+//! completions, models), `dialect` with `responses/` and `anthropic/` (two APIs translated into chat bodies), `native/` (generate and score, tokenize, prefixes), `llama_server/` and `lmstudio/` (their routes), `openapi/` (the description of all routes), `isolation` (who reuses whose
 //! prompts), `sse`, `ops` (health, readiness, metrics), `requests` and `live` (list and cancel),
 //! `auth` (keys), `access` (what their clients may do), `quota` (requests and tokens per minute), `cors`, `access_log`, `management` and what it alone answers, `admin/`, `state` (what both planes know), `wire/` (connections).
 //!

@@ -8,12 +8,12 @@ model=${2:?usage: anthropic_client.sh BINARY MODEL.gguf}
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/serve.sh"
 urls=()
-start() {
-  serve "$binary" --model "$model" --no-management "$@"
-  urls+=("$url")
-}
-start
-start --target-inflight 1 --max-queue-depth 1
-start --target-inflight 1 --max-queue-depth 1 --overload-status 429
+serve "$binary" --model "$model" --no-management
+urls+=("$url")
+small=(--model "$model" --no-management --target-inflight 1 --max-queue-depth 1)
+serve "$binary" "${small[@]}"
+urls+=("$url")
+serve "$binary" "${small[@]}" --overload-status 429
+urls+=("$url")
 "$here/run_anthropic_client.sh" "${urls[@]}"
 stop_servers
