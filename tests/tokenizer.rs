@@ -467,3 +467,42 @@ fn load_time() {
         eprintln!("load {load:?}, {n_tokens} tokens in {encode:?}");
     }
 }
+
+/// Every template in every case, byte for byte as Jinja2 in Python renders it; see
+/// `tests/scripts/make_template_goldens.py`.
+#[test]
+fn public_chat_templates_render_as_in_python() {
+    let golden: Value = serde_json::from_str(&test_data("chat_templates.json")).expect("JSON");
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut faults = Vec::new();
+    let mut templates = std::collections::HashSet::new();
+    for golden_case in list(&golden["goldens"]) {
+        let name = golden_case["template"].as_str().expect("a name");
+        let case_name = golden_case["case"].as_str().expect("a name");
+        let case = &golden["cases"][case_name];
+        templates.insert(name.to_owned());
+        let source = test_data(&format!("chat_templates/{name}"));
+        let template = ChatTemplate::compile(&source, "<s>", "</s>").expect("it compiles");
+        let rendered = template.render(&TemplateInput {
+            messages: list(&case["messages"]),
+            tools: list(&case["tools"]),
+            add_generation_prompt: case["add_generation_prompt"] == true,
+            extra: case["extra"].as_object().cloned().unwrap_or_default(),
+        });
+        let is_right = match (&rendered, &golden_case["text"], &golden_case["refused"]) {
+            (Ok(text), Value::String(expected), _) => text == expected,
+            (Err(error), Value::Null, Value::String(why)) => error.0 == *why,
+            // Python cannot join None to a text; we may, or may not.
+            (_, Value::Null, Value::Null) => golden_case["fails"] == true,
+            _ => false,
+        };
+        if !is_right {
+            let expected = golden_case["text"].as_str().unwrap_or_default();
+            faults.push(format!(
+                "{name}, {case_name}:\n  {rendered:?}\n  {expected:?}"
+            ));
+        }
+    }
+    assert!(templates.len() >= 12, "{templates:?}");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}

@@ -21,7 +21,14 @@ pub(crate) fn install(env: &mut Environment<'static>) {
         strftime(format, unix_seconds())
     });
     env.add_filter("tojson", to_json);
+    env.add_test("iterable", is_iterable);
     env.set_unknown_method_callback(method);
+}
+
+/// As in Python, where one can go through texts and what is undefined, but not through None.
+fn is_iterable(value: &Value) -> bool {
+    let is_text = value.as_str().is_some() || value.is_undefined();
+    is_text || (!value.is_none() && value.try_iter().is_ok())
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

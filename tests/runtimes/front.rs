@@ -4,6 +4,7 @@
 //! asking for consent, and a child process that stands in for vLLM.
 
 use crate::client::{Answer, Client};
+use crate::scripted::{Script, Scripted, stream};
 use crate::support::{PATIENCE, Serve, stand_in, wait_for};
 use serde_json::{Value, json};
 use std::process::Command;
@@ -308,5 +309,84 @@ fn children_are_no_orphans() {
         wait_for("the child's end", || {
             find_child(&front.child).is_none_or(|(found, _)| found != pid)
         });
+    }
+}
+
+/// Calls and thoughts of another server reach the client as if they were ours, with ids and numbers of
+/// our own; the tools reach that server as the client wrote them.
+#[test]
+fn calls_and_thoughts_of_another_server_come_through() {
+    let event = |delta: Value, finish: Value| {
+        let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});
+        format!("data: {}\n\n", json!({"choices": [choice]}))
+    };
+    let call = |id: Value, name: Value, arguments: &str| {
+        let function = json!({"name": name, "arguments": arguments});
+        json!({"tool_calls": [{"index": 0, "id": id, "type": "function", "function": function}]})
+    };
+    let usage = json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 8,
+        "completion_tokens_details": {"reasoning_tokens": 2}}});
+    // As servers do it that number every call 0.
+    let events = [
+        event(json!({"role": "assistant", "content": null}), Value::Null),
+        event(json!({"reasoning_content": "h"}), Value::Null),
+        event(json!({"reasoning": "m"}), Value::Null),
+        event(call(json!("a"), json!("f"), ""), Value::Null),
+        event(call(Value::Null, Value::Null, "{\"x\":"), Value::Null),
+        event(call(Value::Null, Value::Null, " 1}"), Value::Null),
+        event(call(json!("b"), json!("g"), "{}"), Value::Null),
+        event(json!({}), json!("tool_calls")),
+        format!("data: {usage}\n\ndata: [DONE]\n\n"),
+    ];
+    let answer = || Script::Bytes(stream(&events.concat()));
+    let server = Scripted::start(vec![answer(), answer()]);
+    let config = format!(
+        "[models.far.openai_remote]\nbase_url = \"http://{}/v1\"\nmodel = \"there\"\n\
+         allow_remote = \"always\"\nhealth_path = \"\"\n",
+        server.address
+    );
+    let front = Serve::start("front-tools", &config, &[]);
+    let tools = json!([{"type": "function", "function": {"name": "f", "strict": true}},
+        {"type": "function", "function": {"name": "g"}}]);
+    let mut body = json!({"model": "far", "messages": [{"role": "user", "content": "x"}],
+        "tools": tools, "tool_choice": "auto", "parallel_tool_calls": true});
+    let whole = Client::connect(front.address).post("/v1/chat/completions", &body);
+    let whole = whole.json();
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{whole}");
+    let message = &choice["message"];
+    assert_eq!(
+        (&message["content"], &message["reasoning_content"]),
+        (&Value::Null, &json!("hm"))
+    );
+    let functions: Vec<Value> = message["tool_calls"]
+        .as_array()
+        .expect("calls")
+        .iter()
+        .map(|call| call["function"].clone())
+        .collect();
+    let expected = [
+        json!({"name": "f", "arguments": "{\"x\": 1}"}),
+        json!({"name": "g", "arguments": "{}"}),
+    ];
+    assert_eq!(functions, expected);
+    assert_eq!(
+        whole["usage"]["completion_tokens_details"]["reasoning_tokens"],
+        2
+    );
+    body["stream"] = json!(true);
+    let streamed = Client::connect(front.address).post("/v1/chat/completions", &body);
+    let text = String::from_utf8(streamed.body).expect("events are UTF-8");
+    assert!(text.contains("\"index\":1,\"id\":\"call_"), "{text}");
+    assert!(text.contains("\"finish_reason\":\"tool_calls\""), "{text}");
+    drop(front);
+    for request in server.finish() {
+        let body = request.split("\r\n\r\n").nth(1).expect("a body");
+        let body: Value = serde_json::from_str(body).expect("JSON");
+        assert_eq!(body["tools"], tools);
+        assert_eq!(
+            (&body["tool_choice"], &body["parallel_tool_calls"]),
+            (&json!("auto"), &json!(true))
+        );
     }
 }

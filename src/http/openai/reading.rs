@@ -249,3 +249,169 @@ fn faulty(tool: &Tool, grammars: &Grammars) -> Option<(String, String)> {
     let error = grammars.compile(&schema).err()?;
     Some((tool.param.clone(), error.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::{Part, THINK_MARKS};
+    use serde_json::json;
+
+    /// Whether a grammar takes all of a text, and lets the answer end there.
+    fn takes(lark: &str, text: &str) -> Result<(), String> {
+        let grammars = Grammars::new(Arc::new(Tokenizer::bytes()));
+        let compiled = grammars.compile(&GrammarSpec::Lark(lark.to_owned()));
+        let compiled = compiled.map_err(|error| format!("{error}\n{lark}"))?;
+        let mut constraint = compiled.begin();
+        let mut allowed = constraint.advance(&[], false)?.allowed;
+        for (index, byte) in text.bytes().enumerate() {
+            let byte = TokenId::from(byte);
+            if !allowed.is_some_and(|allowed| allowed.contains(byte)) {
+                return Err(format!(
+                    "{:?} is refused\n{lark}",
+                    &text.as_bytes()[..=index]
+                ));
+            }
+            allowed = constraint.advance(&[byte], false)?.allowed;
+        }
+        // 257 and 259 end an answer.
+        match allowed.is_none_or(|allowed| allowed.contains(257) || allowed.contains(259)) {
+            true => Ok(()),
+            false => Err(format!("{text:?} may not end\n{lark}")),
+        }
+    }
+
+    fn grammar(family: Family, instead: Option<Instead>, thoughts: Option<bool>) -> String {
+        let schema = json!({"type": "object", "properties": {"x": {"type": "integer"}}});
+        let call = |name: &str| CallSchema {
+            name: name.to_owned(),
+            arguments: schema_in_lark(&enforced(&schema)),
+        };
+        let grammar = AnswerGrammar {
+            thoughts: thoughts.map(|is_open| Thoughts {
+                marks: THINK_MARKS[0],
+                is_open,
+            }),
+            body: AnswerBody::Calls(CallGrammar {
+                family,
+                tools: vec![call("f"), call("g")],
+                instead,
+                are_many: true,
+            }),
+        };
+        grammar.lark(&|_| None)
+    }
+
+    /// Two calls as the grammar of each family wants them.
+    fn sample(family: Family) -> String {
+        let (f, g) = ("{\"x\": 1}", "{}");
+        match family {
+            Family::Hermes | Family::Generic => format!(
+                "<tool_call>\n{{\"name\": \"f\", \"arguments\": {f}}}\n</tool_call>\n\
+                 <tool_call>\n{{\"name\": \"g\", \"arguments\": {g}}}\n</tool_call>"
+            ),
+            Family::Llama3 => format!(
+                "{{\"name\": \"f\", \"parameters\": {f}}}; {{\"name\": \"g\", \"parameters\": {g}}}"
+            ),
+            Family::Pythonic => format!(
+                "[{{\"name\": \"f\", \"parameters\": {f}}}, {{\"name\": \"g\", \"parameters\": {g}}}]"
+            ),
+            Family::Mistral => format!(
+                "[TOOL_CALLS][{{\"name\": \"f\", \"arguments\": {f}}}, {{\"name\": \"g\", \"arguments\": {g}}}]"
+            ),
+            Family::DeepSeek => format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{f}\n```<｜tool▁call▁end｜>\n\
+                 <｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{g}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+            Family::Command => format!(
+                "<|START_ACTION|>[\n    {{\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {f}}},\n    \
+                 {{\"tool_call_id\": \"1\", \"tool_name\": \"g\", \"parameters\": {g}}}\n]<|END_ACTION|>"
+            ),
+            Family::ToolCallToken => format!(
+                "<|tool_call|>[{{\"name\": \"f\", \"arguments\": {f}}}, {{\"name\": \"g\", \"arguments\": {g}}}]"
+            ),
+        }
+    }
+
+    #[test]
+    fn what_the_grammars_want_the_parser_reads() {
+        for family in Family::ALL {
+            let sample = sample(family);
+            takes(&grammar(family, None, None), &sample).expect("calls");
+            takes(&grammar(family, None, None), "Hello.").expect_err("no text");
+            let thinking = format!("<think>\nhm < </th\n</think>\n\n{sample}");
+            takes(&grammar(family, None, Some(false)), &thinking).expect("thoughts, calls");
+            takes(&grammar(family, None, Some(false)), &sample).expect("calls without thoughts");
+            let open = format!("hm\n</think>\n\n{sample}");
+            takes(&grammar(family, None, Some(true)), &open).expect("thoughts, calls");
+            let text = Some(Instead::Text);
+            takes(&grammar(family, text.clone(), None), "Hello < there.").expect("text");
+            takes(&grammar(family, text.clone(), None), &sample).expect("calls");
+            let value = Some(Instead::Value("/[0-9]+/".to_owned()));
+            takes(&grammar(family, value.clone(), None), "123").expect("the value");
+            takes(&grammar(family, value, Some(true)), &open).expect("calls in its place");
+            let is_bare = matches!(family, Family::Llama3 | Family::Pythonic);
+            if !is_bare {
+                let both = format!("I look.\n{sample}");
+                takes(&grammar(family, text, None), &both).expect("text, calls");
+            }
+            let options = ParserOptions {
+                calls: Some(CallOptions {
+                    family,
+                    tools: ["f", "g"]
+                        .map(|name| crate::chat::ToolShape {
+                            name: name.to_owned(),
+                            ..Default::default()
+                        })
+                        .to_vec(),
+                }),
+                reasoning: None,
+            };
+            let mut parser = AnswerParser::new(Arc::new(options));
+            let mut parts = Vec::new();
+            parser.push(sample.clone(), &mut parts);
+            parser.finish(&mut parts);
+            let names = parts.iter().filter_map(|part| match part {
+                Part::CallBegin { name, .. } => Some(name.as_str()),
+                Part::Text(_) | Part::Reasoning(_) | Part::CallArguments { .. } => None,
+            });
+            assert_eq!(names.collect::<Vec<_>>(), ["f", "g"], "{family:?}");
+            assert!(
+                !parts.iter().any(|part| matches!(part, Part::Text(_))),
+                "{parts:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn forms_hold_behind_thoughts() {
+        let forms = [
+            (GrammarSpec::JsonObject, "{\"a\": 1}"),
+            (GrammarSpec::JsonSchema(json!({"enum": ["a/b"]})), "\"a/b\""),
+            (GrammarSpec::Regex("[0-9]+/[a-z]".to_owned()), "12/a"),
+            (
+                GrammarSpec::Choice(vec!["yes".to_owned(), "no".to_owned()]),
+                "no",
+            ),
+            (
+                GrammarSpec::ContextFree("root ::= \"<\" [ab]+ \">\"".to_owned()),
+                "<ab>",
+            ),
+            (
+                GrammarSpec::ContextFree("start: \"<\" /[ab]+/ \">\"".to_owned()),
+                "<ab>",
+            ),
+        ];
+        for (spec, text) in forms {
+            let grammar = AnswerGrammar {
+                thoughts: Some(Thoughts {
+                    marks: THINK_MARKS[0],
+                    is_open: true,
+                }),
+                body: AnswerBody::Value(spec.in_lark().expect("sound")),
+            };
+            let lark = grammar.lark(&|_| None);
+            takes(&lark, &format!("well.\n</think>\n{text}")).expect("thoughts and the form");
+            takes(&lark, text).expect_err("the thoughts were not closed");
+        }
+    }
+}
