@@ -471,7 +471,7 @@ fn load_time() {
 /// Every template in every case, byte for byte as Jinja2 in Python renders it; see
 /// `tests/scripts/make_template_goldens.py`.
 #[test]
-fn public_chat_templates_render_as_in_python() {
+fn case_19_public_templates_render_as_in_python_byte_for_byte() {
     let golden: Value = serde_json::from_str(&test_data("chat_templates.json")).expect("JSON");
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let mut faults = Vec::new();

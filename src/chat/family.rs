@@ -174,11 +174,15 @@ impl Family {
         const LLAMA: &[Mark] = &[mark("<|python_tag|>", "", Form::General)];
         const PYTHONIC: &[Mark] = &[mark("<|python_start|>", "<|python_end|>", Form::General)];
         const MISTRAL: &[Mark] = &[mark("[TOOL_CALLS]", "", Form::Mistral)];
-        const DEEPSEEK: &[Mark] = &[mark(
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁calls▁end｜>",
-            Form::DeepSeek,
-        )];
+        // Some of its templates show no tools; then the model is told of them in Hermes' form.
+        const DEEPSEEK: &[Mark] = &[
+            mark(
+                "<｜tool▁calls▁begin｜>",
+                "<｜tool▁calls▁end｜>",
+                Form::DeepSeek,
+            ),
+            mark("<tool_call>", "</tool_call>", Form::General),
+        ];
         const COMMAND: &[Mark] = &[mark("<|START_ACTION|>", "<|END_ACTION|>", Form::General)];
         const TOKEN: &[Mark] = &[
             mark("<|tool_call|>", "<|/tool_call|>", Form::General),

@@ -103,6 +103,7 @@ fn every_family_is_read() {
         (Family::Mistral, format!("[TOOL_CALLS][{{\"name\": \"weather\", \"arguments\": {ARGS}, \"id\": \"abc123def\"}}, {{\"name\": \"add\", \"arguments\": {{}}}}]")),
         (Family::Mistral, format!("[TOOL_CALLS]weather[ARGS]{ARGS}[TOOL_CALLS]add[CALL_ID]x1[ARGS]{{}}")),
         (Family::Mistral, format!("[TOOL_CALLS] weather{ARGS} [TOOL_CALLS]add{{}}")),
+        (Family::DeepSeek, format!("<tool_call>{{\"name\": \"weather\", \"arguments\": {ARGS}}}</tool_call><tool_call>{{\"name\": \"add\", \"arguments\": {{}}}}</tool_call>")),
         (Family::DeepSeek, fence),
         (Family::DeepSeek, plain),
         (Family::Command, format!("<|START_ACTION|>[\n {{\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {ARGS}}},\n {{\"tool_call_id\": \"1\", \"tool_name\": \"add\", \"parameters\": {{}}}}\n]<|END_ACTION|>")),

@@ -134,6 +134,16 @@ impl<'a> Reading<'a> {
             .map(Some)
     }
 
+    /// The family whose form is enforced: what the model was told of, where its template shows no tools.
+    fn enforced_family(&self) -> Family {
+        let template = self.model.chat_template.as_ref();
+        let shows = template.is_ok_and(|template| template.traits().renders_tools);
+        match shows || self.model.meta.tool_family.is_some() {
+            true => self.family,
+            false => Family::Generic,
+        }
+    }
+
     /// Which calls a grammar must describe; None where the answer is free of them or they are free.
     fn constrained_calls(
         &self,
@@ -162,7 +172,7 @@ impl<'a> Reading<'a> {
             }),
         };
         Ok(Some(CallGrammar {
-            family: self.family,
+            family: self.enforced_family(),
             tools: tools.items.iter().map(schema).collect(),
             instead,
             are_many: tools.parallel && tools.choice != ToolChoice::Named,
