@@ -26,7 +26,7 @@ pub enum Update {
     /// What another server has told apart already.
     Part(Part),
     /// The job ended well.
-    Finished(Finished),
+    Finished(Box<Finished>),
 }
 
 /// How a job ended well.
@@ -225,7 +225,7 @@ impl Growing {
                 if parts.is_empty() && !choice.waiting.is_empty() {
                     parts.push(Part::Text(String::new()));
                 }
-                Some(finished)
+                Some(*finished)
             }
         };
         for part in parts {
@@ -317,7 +317,7 @@ mod tests {
             at: Instant::now(),
             wall: SystemTime::now(),
         };
-        Update::Finished(Finished {
+        Update::Finished(Box::new(Finished {
             reason,
             stop_idx,
             usage: Usage {
@@ -326,7 +326,7 @@ mod tests {
                 ..Usage::default()
             },
             stamps: Stamps::queued(queued),
-        })
+        }))
     }
 
     fn steps(growing: &mut Growing, choice_idx: usize, update: Update) -> Vec<Step> {

@@ -156,7 +156,7 @@ impl Jobs {
                     usage: outcome.usage,
                     stamps: outcome.stamps,
                 };
-                Wait::Update(job_idx, Update::Finished(finished))
+                Wait::Update(job_idx, Update::Finished(Box::new(finished)))
             }
         }
     }
