@@ -259,11 +259,11 @@ fn kind_of_block<'v>(place: &str, block: &'v Map<String, Value>) -> Result<&'v s
     required_text(place, block, "type")
 }
 
+/// A block and where it stands.
+type PlacedBlock = (String, Map<String, Value>);
+
 /// The blocks of a message and their places; a string is one block of text.
-fn blocks(
-    place: &str,
-    content: Option<&Value>,
-) -> Result<Vec<(String, Map<String, Value>)>, ApiError> {
+fn blocks(place: &str, content: Option<&Value>) -> Result<Vec<PlacedBlock>, ApiError> {
     let place = format!("{place}.content");
     match content {
         Some(Value::String(text)) => {

@@ -269,7 +269,7 @@ pub enum ContentPart {
 #[expect(missing_docs, reason = "the names are the API's own")]
 pub enum EventBody<'a> {
     Response {
-        response: ResponseObject<'a>,
+        response: Box<ResponseObject<'a>>,
     },
     Item {
         output_index: usize,

@@ -95,7 +95,7 @@ impl ResponseShape {
     /// An event with the whole response.
     fn tell(&mut self, events: &mut Events, r#type: &'static str, progress: Progress<'_>) {
         let number = self.answer.next_number();
-        let response = self.object_of(progress);
+        let response = Box::new(self.object_of(progress));
         send(
             Some(events),
             r#type,
@@ -235,7 +235,7 @@ impl Shape for ResponseShape {
             _ => "response.incomplete",
         };
         let number = self.answer.next_number();
-        let response = self.object(status, usage);
+        let response = Box::new(self.object(status, usage));
         send(
             Some(events),
             r#type,
@@ -249,13 +249,13 @@ impl Shape for ResponseShape {
             self.answer.finish(Status::Incomplete, Some(events));
         }
         let number = self.answer.next_number();
-        let response = self.object_of(Progress {
+        let response = Box::new(self.object_of(Progress {
             status: Status::Failed,
             completed_at: None,
             error: Some(ResponseError::from(error)),
             output: self.answer.items(),
             usage: None,
-        });
+        }));
         send(
             Some(events),
             "response.failed",
