@@ -76,6 +76,13 @@ impl ChatTemplate {
     }
 }
 
+/// A tool that no template knows.
+fn probe_tool() -> Value {
+    json!({"type": "function", "function": {"name": PROBE, "description": "probes",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string", "description": "a key"}},
+                       "required": ["key"]}}})
+}
+
 /// Renders a conversation with a tool in each style until one shows all of it.
 fn probe(template: &ChatTemplate) -> TemplateTraits {
     let user = json!({"role": "user", "content": "hello"});
@@ -89,9 +96,6 @@ fn probe(template: &ChatTemplate) -> TemplateTraits {
         let rendered = template.render(&input);
         rendered.is_ok_and(|text| text.contains(what))
     };
-    let tool = json!({"type": "function", "function": {"name": PROBE, "description": "probes",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string", "description": "a key"}},
-                       "required": ["key"]}}});
     let with_call = |style: CallStyle, with_result: bool| {
         let arguments = json!({"key": PROBE});
         let id = if style.short_ids {
@@ -142,7 +146,7 @@ fn probe(template: &ChatTemplate) -> TemplateTraits {
     let calls = full.or_else(|| find(false));
     let system = json!({"role": "system", "content": PROBE});
     TemplateTraits {
-        renders_tools: shows(vec![user.clone()], vec![tool], PROBE),
+        renders_tools: shows(vec![user.clone()], vec![probe_tool()], PROBE),
         calls,
         renders_results: full.is_some(),
         renders_system: shows(vec![system, user.clone()], Vec::new(), PROBE),

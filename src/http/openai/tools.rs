@@ -235,23 +235,7 @@ fn tool(place: &str, item: &Value) -> Result<(Tool, Value), ApiError> {
     let Some(map) = item.as_object() else {
         return Err(wrong_kind(place, item, "an object"));
     };
-    match map.get("type").and_then(Value::as_str) {
-        Some("function") => {}
-        Some(other) => {
-            let shown: String = other.chars().take(40).collect();
-            let place = format!("{place}.type");
-            return Err(ApiError::unsupported(
-                place,
-                &format!("tools of type \"{shown}\" are not built; \"function\" is"),
-            ));
-        }
-        None => {
-            let place = format!("{place}.type");
-            let message = format!("'{place}' is missing; it is \"function\"");
-            let code = ErrorCode::MissingRequiredParameter;
-            return Err(ApiError::param(code, place, message));
-        }
-    }
+    check_kind(place, map)?;
     let place = format!("{place}.function");
     let function = match map.get("function") {
         Some(Value::Object(function)) => function,
@@ -303,6 +287,27 @@ fn tool(place: &str, item: &Value) -> Result<(Tool, Value), ApiError> {
         param,
     };
     Ok((tool, shown))
+}
+
+/// Only functions are built.
+fn check_kind(place: &str, map: &Map<String, Value>) -> Result<(), ApiError> {
+    match map.get("type").and_then(Value::as_str) {
+        Some("function") => Ok(()),
+        Some(other) => {
+            let shown: String = other.chars().take(40).collect();
+            let place = format!("{place}.type");
+            Err(ApiError::unsupported(
+                place,
+                &format!("tools of type \"{shown}\" are not built; \"function\" is"),
+            ))
+        }
+        None => {
+            let place = format!("{place}.type");
+            let message = format!("'{place}' is missing; it is \"function\"");
+            let code = ErrorCode::MissingRequiredParameter;
+            Err(ApiError::param(code, place, message))
+        }
+    }
 }
 
 /// A name of letters, digits, `_` and `-`.
