@@ -159,7 +159,7 @@ impl DataPlane {
             Route::Messages => anthropic::messages(&call(), exchange),
             Route::MessageTokens => anthropic::count_tokens(&call(), exchange),
             Route::Llama(route) => llama_server::answer(*route, &call(), exchange),
-            Route::LmStudio(route) => lmstudio::answer(route, &call(), exchange),
+            Route::LmStudio(route) => lmstudio::answer(route, &call(), kept, exchange),
             Route::Admin(_) => exchange.error(&elsewhere(request.path())),
         }
     }

@@ -229,6 +229,42 @@ fn a_v1_chat_streams_what_it_answers_whole() {
 }
 
 #[test]
+fn a_v1_chat_goes_on_from_an_earlier_one() {
+    let server = TestServer::start(Alphabet::at_once());
+    let ask = |body: Value| {
+        let mut all = json!({"seed": 0, "max_output_tokens": 2});
+        let more = body.as_object().expect("an object").clone();
+        all.as_object_mut().expect("an object").extend(more);
+        let answer = server.client().post(CHAT, &all);
+        assert_eq!(answer.status, 200, "{}", answer.json());
+        answer
+    };
+    let first = ask(json!({"input": "hi", "system_prompt": "s"})).json();
+    let id = first["response_id"].as_str().expect("an id").to_owned();
+    assert!(id.starts_with("resp_"), "{id}");
+    let n_prompt = |answer: &Value| answer["stats"]["input_tokens"].clone();
+    let second = ask(json!({"input": "yo", "previous_response_id": id, "stream": true}));
+    let events = named_events(&text(&second));
+    let second = events.last().expect("an end").1["result"].clone();
+    let said = "system:s;user:hi;assistant:ab;user:yo;assistant:";
+    assert_eq!(n_prompt(&second), said.len());
+    // From the same point in another way, told something else first; and once more from the second.
+    let branch = ask(json!({"input": "no", "previous_response_id": id, "system_prompt": "other"}));
+    let said = "system:other;user:hi;assistant:ab;user:no;assistant:";
+    assert_eq!(n_prompt(&branch.json()), said.len());
+    let third =
+        json!({"input": "x", "previous_response_id": second["response_id"], "store": false});
+    let third = ask(third).json();
+    let said = "system:s;user:hi;assistant:ab;user:yo;assistant:ab;user:x;assistant:";
+    assert_eq!(n_prompt(&third), said.len());
+    assert_eq!(third.get("response_id"), None);
+    let unknown = json!({"input": "x", "previous_response_id": "resp_none"});
+    let refused = server.client().post(CHAT, &unknown);
+    assert_eq!(refused.json()["error"]["param"], "previous_response_id");
+    assert!((400..500).contains(&refused.status));
+}
+
+#[test]
 fn v1_errors_have_lm_studios_form() {
     let server = TestServer::start(Alphabet::at_once());
     for (body, status, kind, param) in [

@@ -17,6 +17,7 @@ WITHOUT = {
     "props.media_marker": "there are no media",
     "models.models": "Ollama's list inside OpenAI's",
     "models.data[].tags": "models have no tags",
+    "chat stream[].choices[].delta.content": "the first chunk has an empty text, as OpenAI's has",
 }
 
 
@@ -74,7 +75,7 @@ CASES = [
     (
         "completion",
         "/completion",
-        {"prompt": PROMPT, "n_predict": 6, "temperature": 0, "n_probs": 2, "return_tokens": True, "seed": 1},
+        {"prompt": PROMPT, "n_predict": 4, "temperature": 0, "n_probs": 2, "return_tokens": True, "seed": 1},
         ("content", "tokens", "stop", "stop_type", "tokens_predicted", "tokens_evaluated", "prompt", "truncated",
          "tokens_cached", "has_new_line", "index", "stopping_word"),
     ),

@@ -72,13 +72,29 @@ pub(super) fn props(call: &Call<'_>) -> Result<Value, ApiError> {
         "ui": false,
         "ui_settings": {},
         "chat_template": template.map_or("", |template| template.source()),
-        "chat_template_caps": {},
+        "chat_template_caps": template_caps(template.map_or("", |template| template.source())),
         "bos_token": token(tokenizer.and_then(|tokenizer| tokenizer.bos())).unwrap_or_default(),
         "eos_token": token(tokenizer.and_then(|tokenizer| tokenizer.eos())).unwrap_or_default(),
         "build_info": build,
         "is_sleeping": false,
         "cors_proxy_enabled": false,
     }))
+}
+
+/// What a template can tell a model, by the words that it reads.
+fn template_caps(source: &str) -> Value {
+    let reads = |word: &str| source.contains(word);
+    json!({
+        "supports_string_content": true,
+        "supports_typed_content": false,
+        "supports_system_role": true,
+        "supports_tools": reads("tools"),
+        "supports_tool_calls": reads("tool_calls"),
+        "supports_parallel_tool_calls": reads("tool_calls"),
+        "supports_object_arguments": reads("arguments"),
+        "supports_preserve_reasoning": reads("reasoning_content"),
+        "supports_reasoning_effort": reads("reasoning_effort"),
+    })
 }
 
 /// What `POST /completion` does unless the body says otherwise.

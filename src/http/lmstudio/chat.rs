@@ -2,11 +2,12 @@
 //!
 //! The body becomes a chat of ours, whose checks, sampling fields, depth and scheduling then hold for it
 //! too; errors name the fields of LM Studio's body. `integrations` (servers that run tools) are not built.
-//! Chats are not kept: `response_id` is never given, and `previous_response_id` is refused rather than
-//! answered without the history.
+//! Chats are kept where responses are (`responses/kept`), as the same items, so that both APIs can go on
+//! with what the other began.
 
-use super::chat_shape::ChatShape;
+use super::chat_shape::{ChatShape, Keeper};
 use super::check_ttl;
+use crate::http::dialect::{ChatBody, Origins};
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::Exchange;
 use crate::http::generation::call::Call;
@@ -14,50 +15,67 @@ use crate::http::generation::prepare::{self, Prepared, Work};
 use crate::http::generation::run::run;
 use crate::http::openai::fields::{Fields, parse_object, wrong_kind};
 use crate::http::openai::sampling::check_context;
+use crate::http::responses::input::Messages;
+use crate::http::responses::kept::Responses;
+use crate::http::responses::store::Turn;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
-/// Names of our fields and of LM Studio's, for errors.
-const NAMES: [(&str, &str); 3] = [
-    ("max_tokens", "max_output_tokens"),
-    ("reasoning_effort", "reasoning"),
-    ("chat_template_kwargs", "reasoning"),
+/// Fields that have another name or no meaning in a chat.
+const CONSUMED: &[&str] = &[
+    "input",
+    "system_prompt",
+    "integrations",
+    "store",
+    "ttl",
+    "context_length",
+    "reasoning",
+    "max_output_tokens",
+    "previous_response_id",
 ];
 
 /// See the module.
-pub fn chat(call: &Call<'_>, exchange: Exchange) {
-    run(prepare(call).map_err(named), call, exchange);
+pub fn chat(call: &Call<'_>, responses: &Arc<Responses>, exchange: Exchange) {
+    run(prepare(call, responses), call, exchange);
 }
 
-fn prepare(call: &Call<'_>) -> Result<Work<ChatShape>, ApiError> {
+fn prepare(call: &Call<'_>, responses: &Arc<Responses>) -> Result<Work<ChatShape>, ApiError> {
     let body = parse_object(call.request.body())?;
     let fields = Fields::new(&body);
     let context_length = fields.count("context_length", 1)?;
-    let chat = chat_body(&body)?;
+    let history = match fields.string("previous_response_id")? {
+        None => Vec::new(),
+        Some(id) => responses
+            .history(id, call.client.as_deref())
+            .ok_or_else(|| unknown_response(id))?,
+    };
+    let (chat, origins, input) = chat_body(&body, &history)?;
     let name = fields.string("model")?.unwrap_or_default();
     let name = name.split('@').next().unwrap_or_default();
     let is_loaded = |entry: crate::pool::PoolEntry| entry.loaded().is_some();
     let was_loaded = name.is_empty() || call.state.pool().find(name).is_some_and(is_loaded);
-    let mut prepared = prepare::chat(call, &chat)?;
+    let mut prepared = prepare::chat(call, &chat).map_err(|error| origins.own(error))?;
     if let Some(context_length) = context_length {
         shorten(&mut prepared, context_length)?;
     }
     let load_time = (!was_loaded).then(|| call.waited.get());
-    Ok(prepared.shaped(|info| ChatShape::new(info, load_time)))
+    let keeper = fields.flag("store", true)?.then(|| Keeper {
+        responses: Arc::clone(responses),
+        owner: call.client.clone(),
+        history,
+        input,
+    });
+    Ok(prepared.shaped(|info| ChatShape::new(info, load_time, keeper)))
 }
 
-/// The same error with LM Studio's name of the field.
-fn named(error: ApiError) -> ApiError {
-    let rename = |param: String| {
-        if param.starts_with("messages") {
-            return "input".to_owned();
-        }
-        let found = NAMES.iter().find(|(ours, _)| *ours == param);
-        found.map_or(param, |(_, theirs)| (*theirs).to_owned())
-    };
-    ApiError {
-        param: error.param.map(rename),
-        ..error
-    }
+fn unknown_response(id: &str) -> ApiError {
+    let shown: String = id.chars().take(100).collect();
+    let message = format!(
+        "'{shown}' is not kept here (any more): it was made with \"store\": false, by somebody else, or \
+         too long ago"
+    );
+    let code = ErrorCode::PreviousResponseNotFound;
+    ApiError::param(code, "previous_response_id", message)
 }
 
 /// A context that is shorter than the model's: prompt and answer end within it.
@@ -77,8 +95,12 @@ fn shorten(prepared: &mut Prepared, context_length: u32) -> Result<(), ApiError>
     Ok(())
 }
 
-/// LM Studio's body in OpenAI's words. Fields that it does not name stay as they are.
-fn chat_body(body: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+/// LM Studio's body in OpenAI's words, and its own messages as items that can be kept. Fields that it
+/// does not name stay as they are.
+fn chat_body(
+    body: &Map<String, Value>,
+    history: &[Arc<Turn>],
+) -> Result<(Map<String, Value>, Origins, Vec<Value>), ApiError> {
     let fields = Fields::new(body);
     check_ttl(&fields)?;
     if fields
@@ -88,46 +110,41 @@ fn chat_body(body: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> 
         let why = "servers that run tools are not built";
         return Err(ApiError::unsupported("integrations", why));
     }
-    if fields.string("previous_response_id")?.is_some() {
-        let why = "chats are not kept here; send what was said before in 'input' messages of \
-                   POST /v1/chat/completions, or use POST /v1/responses";
-        return Err(ApiError::unsupported("previous_response_id", why));
+    fields.integer("n", 1..=1)?; // one answer is all that this route has
+    let mut chat = ChatBody::new(body, CONSUMED, &[], "input", &[])?;
+    let system = fields.string("system_prompt")?;
+    let mut input = Vec::new();
+    if let Some(system) = system {
+        input.push(json!({"role": "system", "content": system}));
     }
-    if fields.integer("n", 1..=1)?.is_some() {
-        // One answer is all that this route has.
+    input.push(json!({"role": "user", "content": input_text(&fields)?}));
+    let mut messages = Messages::new(&mut chat);
+    let (first, rest) = input.split_at(usize::from(system.is_some()));
+    for item in first {
+        messages.push("system_prompt", item)?;
     }
-    fields.flag("store", true)?;
-    let mut messages = Vec::new();
-    if let Some(system) = fields.string("system_prompt")? {
-        messages.push(json!({"role": "system", "content": system}));
+    for item in history.iter().flat_map(|turn| turn.items()) {
+        let item = item.value();
+        // What the model was told first holds until it is told something else.
+        if system.is_none() || item["role"] != "system" {
+            messages.push("previous_response_id", &item)?;
+        }
     }
-    messages.push(json!({"role": "user", "content": input_text(&fields)?}));
-    let mut chat = body.clone();
-    for name in [
-        "input",
-        "system_prompt",
-        "integrations",
-        "store",
-        "ttl",
-        "context_length",
-        "reasoning",
-        "max_output_tokens",
-        "previous_response_id",
-    ] {
-        chat.remove(name);
+    for item in rest {
+        messages.push("input", item)?;
     }
-    chat.insert("messages".to_owned(), messages.into());
     if let Some(most) = fields.count("max_output_tokens", 1)? {
-        chat.insert("max_tokens".to_owned(), most.into());
+        chat.set("max_tokens", most, "max_output_tokens");
     }
     if let Some(reasoning) = fields.string("reasoning")? {
         reason(reasoning, &mut chat)?;
     }
-    Ok(chat)
+    let (chat, origins) = chat.finish();
+    Ok((chat, origins, input))
 }
 
 /// What templates read: `enable_thinking`, or `reasoning_effort`.
-fn reason(reasoning: &str, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn reason(reasoning: &str, chat: &mut ChatBody) -> Result<(), ApiError> {
     let thinks = match reasoning {
         "off" => false,
         "on" | "low" | "medium" | "high" => true,
@@ -138,11 +155,12 @@ fn reason(reasoning: &str, chat: &mut Map<String, Value>) -> Result<(), ApiError
         }
     };
     if thinks && reasoning != "on" {
-        chat.insert("reasoning_effort".to_owned(), reasoning.into());
+        chat.set("reasoning_effort", reasoning, "reasoning");
     }
-    let variables = chat
-        .entry("chat_template_kwargs")
-        .or_insert_with(|| json!({}));
+    let variables = chat.entry("chat_template_kwargs");
+    if variables.is_null() {
+        *variables = json!({});
+    }
     if let Value::Object(variables) = variables {
         let _ = variables.entry("enable_thinking").or_insert(thinks.into());
     }
@@ -192,7 +210,7 @@ mod tests {
 
     fn translated(body: &Value) -> Result<Value, ApiError> {
         let map = body.as_object().expect("the test gives an object");
-        chat_body(map).map(Value::from)
+        chat_body(map, &[]).map(|(chat, ..)| Value::from(chat))
     }
 
     #[test]
@@ -239,10 +257,6 @@ mod tests {
                 json!({"input": "x", "integrations": ["mcp/x"]}),
                 "integrations",
             ),
-            (
-                json!({"input": "x", "previous_response_id": "resp_1"}),
-                "previous_response_id",
-            ),
             (json!({"input": "x", "reasoning": "much"}), "reasoning"),
             (
                 json!({"input": "x", "max_output_tokens": 0}),
@@ -254,9 +268,10 @@ mod tests {
             let error = translated(&body).expect_err(&body.to_string());
             assert_eq!(error.param.as_deref(), Some(param), "{body}");
         }
-        let error = named(ApiError::invalid("max_tokens", "x"));
-        assert_eq!(error.param.as_deref(), Some("max_output_tokens"));
-        let error = named(ApiError::invalid("messages[0].content", "x"));
-        assert_eq!(error.param.as_deref(), Some("input"));
+        let body = json!({"input": "x", "max_output_tokens": 5});
+        let (_, origins, _) = chat_body(body.as_object().expect("one"), &[]).expect("valid");
+        let own = |param: &str| origins.own(ApiError::invalid(param, "x")).param;
+        assert_eq!(own("max_tokens").as_deref(), Some("max_output_tokens"));
+        assert_eq!(own("messages").as_deref(), Some("input"));
     }
 }

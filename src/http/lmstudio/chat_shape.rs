@@ -18,7 +18,11 @@ use crate::http::generation::growing::{Ending, Step};
 use crate::http::generation::shape::{AnswerInfo, Shape};
 use crate::http::generation::timings::Timings;
 use crate::http::generation::usage::UsageSum;
+use crate::http::responses::input::listed;
+use crate::http::responses::kept::Responses;
+use crate::http::responses::store::{Kept, Turn};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// See the module.
@@ -27,12 +31,25 @@ pub(super) struct ChatShape {
     info: AnswerInfo,
     /// How long the model was loaded for this request, if it was.
     load_time: Option<Duration>,
+    /// None where the chat shall not be kept.
+    keeper: Option<Keeper>,
     items: Vec<Item>,
     /// The last item may still grow.
     is_open: bool,
     n_pieces: u32,
     n_reasoning: u32,
     ending: Option<Ending>,
+}
+
+/// What is needed to keep an answer, so that the client can go on from it.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pub(super) responses: Arc<Responses>,
+    pub(super) owner: Option<Arc<str>>,
+    /// What came before.
+    pub(super) history: Vec<Arc<Turn>>,
+    /// What the client said, as items without ids.
+    pub(super) input: Vec<Value>,
 }
 
 /// An item of the output.
@@ -88,10 +105,15 @@ fn event(events: &mut Events, name: &str, mut data: Value) {
 
 impl ChatShape {
     /// Nothing has been said.
-    pub(super) fn new(info: AnswerInfo, load_time: Option<Duration>) -> Self {
+    pub(super) fn new(
+        info: AnswerInfo,
+        load_time: Option<Duration>,
+        keeper: Option<Keeper>,
+    ) -> Self {
         Self {
             info,
             load_time,
+            keeper,
             items: Vec::new(),
             is_open: false,
             n_pieces: 0,
@@ -179,6 +201,47 @@ impl ChatShape {
         }
     }
 
+    /// The whole answer, which is kept where that is wanted.
+    fn kept_result(&mut self) -> Value {
+        let mut result = self.result();
+        if let Some(keeper) = self.keeper.take() {
+            let id = format!("resp_{}", self.info.id);
+            result["response_id"] = id.as_str().into();
+            self.keep_as(id, &result, keeper);
+        }
+        result
+    }
+
+    fn keep_as(&self, id: String, result: &Value, keeper: Keeper) {
+        let mut n_items = 0;
+        let mut with_id = |item: &Value| {
+            listed(item, |prefix| {
+                n_items += 1;
+                format!("{prefix}_{}s{n_items:02}", self.info.id)
+            })
+        };
+        let input: Vec<Value> = keeper.input.iter().map(&mut with_id).collect();
+        let item = |item: &Item| match item {
+            Item::Message(text) => Some(json!({"role": "assistant", "content": text})),
+            Item::Reasoning(text) => Some(json!({
+                "type": "reasoning", "summary": [],
+                "content": [{"type": "reasoning_text", "text": text}],
+            })),
+            // Nobody runs tools here, so there is nothing to go on from.
+            Item::ToolCall(..) => None,
+        };
+        let output: Vec<Value> = self.items.iter().filter_map(item).collect();
+        let output: Vec<Value> = output.iter().map(&mut with_id).collect();
+        keeper.responses.keep(Kept {
+            id,
+            owner: keeper.owner,
+            json: result.to_string().into_bytes().into(),
+            history: keeper.history,
+            input: keeper.responses.turn(&input),
+            output: keeper.responses.turn(&output),
+        });
+    }
+
     /// The whole answer.
     fn result(&self) -> Value {
         let counted = self.ending.and_then(|ending| ending.counted);
@@ -225,7 +288,8 @@ impl Shape for ChatShape {
     }
 
     fn end(&mut self, _usage: Option<&UsageSum>, events: &mut Events) {
-        event(events, "chat.end", json!({"result": self.result()}));
+        let result = self.kept_result();
+        event(events, "chat.end", json!({"result": result}));
     }
 
     fn failed(&mut self, error: &ApiError, events: &mut Events) {
@@ -238,7 +302,7 @@ impl Shape for ChatShape {
         self.take(step, None);
     }
 
-    fn whole(self, _usage: &UsageSum, exchange: Exchange) {
-        exchange.json(&self.result());
+    fn whole(mut self, _usage: &UsageSum, exchange: Exchange) {
+        exchange.json(&self.kept_result());
     }
 }

@@ -18,7 +18,9 @@ use super::generation::call::Call;
 use super::openai::answer::Family;
 use super::openai::embeddings;
 use super::openai::fields::Fields;
+use super::responses::kept::Responses;
 use super::router::percent_decoded;
+use std::sync::Arc;
 
 /// A route of LM Studio's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,11 +119,16 @@ impl LmStudioRoute {
 }
 
 /// Answers a request for one of these routes. Whether the caller is an operator was checked.
-pub fn answer(route: &LmStudioRoute, call: &Call<'_>, exchange: Exchange) {
+pub fn answer(
+    route: &LmStudioRoute,
+    call: &Call<'_>,
+    responses: &Arc<Responses>,
+    exchange: Exchange,
+) {
     let body = match route {
         LmStudioRoute::V0Chat => return v0::answer(Family::Chat, call, exchange),
         LmStudioRoute::V0Completions => return v0::answer(Family::Completion, call, exchange),
-        LmStudioRoute::Chat => return chat::chat(call, exchange),
+        LmStudioRoute::Chat => return chat::chat(call, responses, exchange),
         LmStudioRoute::V0Models => Ok(models::v0_list(call.state, &call.access)),
         LmStudioRoute::V0Model(id) => models::v0_one(call.state, &call.access, id),
         LmStudioRoute::Models => Ok(models::list(call.state, &call.access)),
