@@ -95,12 +95,12 @@ fn shorten(prepared: &mut Prepared, context_length: u32) -> Result<(), ApiError>
     Ok(())
 }
 
+/// A chat body, where its parts came from, and what the client said as items.
+type Translated = (Map<String, Value>, Origins, Vec<Value>);
+
 /// LM Studio's body in OpenAI's words, and its own messages as items that can be kept. Fields that it
 /// does not name stay as they are.
-fn chat_body(
-    body: &Map<String, Value>,
-    history: &[Arc<Turn>],
-) -> Result<(Map<String, Value>, Origins, Vec<Value>), ApiError> {
+fn chat_body(body: &Map<String, Value>, history: &[Arc<Turn>]) -> Result<Translated, ApiError> {
     let fields = Fields::new(body);
     check_ttl(&fields)?;
     if fields
