@@ -271,10 +271,13 @@ impl AnswerParser {
             Some((start, open, mark))
         });
         let Some((start, open, mark)) = found.min_by_key(|(start, ..)| *start) else {
+            let n_sure = certain_bytes(&self.held, openers.map(|(open, _)| open));
             let n_certain = match is_final {
+                // Half a mark behind calls: the next one was cut off before it began.
+                true if self.n_calls > 0 && n_sure == 0 => 0,
                 true if self.n_calls > 0 => self.held.trim_end().len(),
                 true => self.held.len(),
-                false => certain_bytes(&self.held, openers.map(|(open, _)| open)),
+                false => n_sure,
             };
             push_text(parts, &self.held[..n_certain]);
             let n_gone = if is_final { self.held.len() } else { n_certain };

@@ -197,6 +197,7 @@ fn calls_that_break_off_keep_what_there_is() {
         ("<tool_call>{\"name\": \"add\", \"arguments\": {\"x\": \"a", "{\"x\": \"a"),
         ("<tool_call>{\"name\": \"add\", \"arguments\": {\"x\": 1}", "{\"x\": 1}"),
         ("<tool_call>{\"name\": \"add\", \"arguments\": {\"x\": 1}}\n</tool_", "{\"x\": 1}"),
+        ("<tool_call>{\"name\": \"add\", \"arguments\": {\"x\": 1}}</tool_call>\n<tool_", "{\"x\": 1}"),
         ("<tool_call>{\"name\": \"add\", \"arguments\": {\"x\": 1}</tool_call>", "{\"x\": 1}"),
         ("<tool_call>{\"name\": \"add\", \"arguments\": {\"x\": [1</tool_call>", "{\"x\": [1"),
     ];
