@@ -271,12 +271,16 @@ def parsed_tools():
 
 @check
 def tools_that_the_model_may_call():
-    with client.chat.completions.stream(
-        model=model, messages=question, tools=[WEATHER], temperature=0, max_tokens=40
-    ) as stream:
-        for _ in stream:
-            pass
-        final = stream.get_final_completion().choices[0]
+    # The helper that joins the deltas takes an answer that was cut for an error.
+    try:
+        with client.chat.completions.stream(
+            model=model, messages=question, tools=[WEATHER], temperature=0, max_tokens=40
+        ) as stream:
+            for _ in stream:
+                pass
+            final = stream.get_final_completion().choices[0]
+    except openai.LengthFinishReasonError as cut:
+        final = cut.completion.choices[0]
     assert final.finish_reason in ("stop", "length", "tool_calls"), final
 
 
