@@ -46,6 +46,8 @@ const FILE_LINES_MAX: usize = 600;
 const UNBOUNDED_FILES: &[&str] = &["src/engine/mod.rs", "src/http/wire/mod.rs"];
 /// No async runtime may enter the dependency tree.
 const BANNED_CRATES: &[&str] = &["tokio", "async-std", "smol", "async-io", "futures-executor"];
+/// Field complaints with a test named after them.
+const FIELD_CASES: usize = 25;
 /// The budget of the dependency tree.
 const CRATES_MAX: usize = 200;
 /// Crates of other systems stand in the lock file and are never built here.
@@ -400,4 +402,15 @@ fn the_checks_can_fail() {
         functions("trait A {\n    fn b(&self);\n    fn c() {\n    }\n}\n").len(),
         1
     );
+}
+
+/// The complaints about other servers that this one is to answer, each with a test of its own.
+#[test]
+fn every_field_case_has_its_test() {
+    let files = rust_files("tests");
+    let missing: Vec<String> = (1..=FIELD_CASES)
+        .map(|case| format!("fn case_{case:02}_"))
+        .filter(|name| !files.iter().any(|(_, text)| text.contains(name.as_str())))
+        .collect();
+    assert_none(&missing);
 }
