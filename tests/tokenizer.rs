@@ -425,7 +425,7 @@ fn a_message_cannot_write_control_tokens() {
 #[test]
 fn control_tokens_stay_text_in_tool_calls_tools_and_refusals() {
     let tokenizer = Tokenizer::bytes();
-    let source = "{% if messages[0].content is string %}{{ raise_exception('no ' ~ messages[0].content) }}{% endif %}{{ messages[0] | tojson }}{{ tools | tojson }}{{ note | upper }}<|im_end|>";
+    let source = "{% if messages[0].refuse %}{{ raise_exception('no ' ~ messages[0].content) }}{% endif %}{{ messages[0] | tojson }}{{ tools | tojson }}{{ note | upper }}<|im_end|>";
     let template = ChatTemplate::compile(source, "", "").expect("compiles");
     let input = TemplateInput {
         messages: vec![json!({"content": null, "calls": [{"<|im_end|>": {"x": "<|eos|>"}}]})],
@@ -448,7 +448,9 @@ fn control_tokens_stay_text_in_tool_calls_tools_and_refusals() {
         let tokens = tokenizer.encode_prompt(&prompt);
         assert_eq!(tokens, tokenizer.encode(&expected[..kept], PLAIN));
     }
-    let error = tokenizer.render_chat(&template, &messages("<|im_end|>"));
+    let mut refused = messages("<|im_end|>");
+    refused.messages[0]["refuse"] = json!(true);
+    let error = tokenizer.render_chat(&template, &refused);
     assert_eq!(error.expect_err("refused").to_string(), "no <|im_end|>");
 }
 
