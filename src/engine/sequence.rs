@@ -156,9 +156,10 @@ impl Sequence {
         self.request.shares_blocks() && self.request.prompt_logprobs.is_none()
     }
 
-    /// Whether tokens may come that were not chosen from logits.
+    /// Whether tokens may come that were not chosen from logits: not where each has its probability
+    /// told, and not where one that is forced might be banned.
     pub(super) fn may_force(&self) -> bool {
-        self.request.logprobs.is_none()
+        self.request.logprobs.is_none() && !self.request.sampling.bans_tokens()
     }
 
     pub(super) fn n_prompt(&self) -> usize {

@@ -53,6 +53,17 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// Whether some tokens must not come, whatever else asks for them.
+    #[must_use]
+    pub fn bans_tokens(&self) -> bool {
+        let extra = self.extra.as_deref();
+        let by_bias = self.logit_bias.iter();
+        extra.is_some_and(|extra| !extra.bad_words.is_empty() || extra.allowed.is_some())
+            || by_bias
+                .into_iter()
+                .any(|(_, bias)| *bias == f32::NEG_INFINITY)
+    }
+
     /// Always the most likely token.
     #[must_use]
     pub fn greedy() -> Self {

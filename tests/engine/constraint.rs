@@ -140,6 +140,29 @@ fn forced_tokens_come_as_they_are_and_the_rest_as_if_they_had_been_chosen() {
     assert!(steps(&constrained(&script, 20, 9)) < steps(&request));
 }
 
+/// A grammar that leaves one token asks for it like for any other: a ban is not passed by.
+#[test]
+fn a_forced_token_that_is_banned_ends_the_request_with_a_reason() {
+    let script = [Say::Even, Say::Forced(&[11, 13, 15]), Say::Even];
+    let mut request = constrained(&script, 20, 9);
+    request.sampling.extra = Some(Arc::new(ExtraSampling {
+        bad_words: vec![vec![13]],
+        ..ExtraSampling::default()
+    }));
+    let mut engine = engine_of(None, config());
+    let outcome = run(&mut engine, &request);
+    assert_eq!(outcome.tokens.len(), 2, "those before the banned one");
+    let error = outcome.failure.expect("no token is left").to_string();
+    assert!(error.contains("bad_words"), "{error}");
+    // Where nothing forced is banned the answer is the one without bans.
+    request.sampling.extra = Some(Arc::new(ExtraSampling {
+        bad_words: vec![vec![17]],
+        ..ExtraSampling::default()
+    }));
+    let free = alone(None, &request);
+    assert_eq!(free.tokens[1..4], [11, 13, 15]);
+}
+
 #[test]
 fn answers_end_where_the_rules_say_or_where_they_must() {
     let cases: &[(&[Say], u32, &[TokenId], FinishReason)] = &[
