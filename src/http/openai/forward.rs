@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// Body fields that are forwarded under their own names. Those that we set ourselves are not among
 /// them: prompt, limits, seed, stop, priority, isolation, streaming, model.
 #[rustfmt::skip]
-const FORWARDED: &[&str] = &[
+pub(in crate::http) const FORWARDED: &[&str] = &[
     "temperature", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma",
     "frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "repeat_last_n",
     "logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids", "ignore_eos", "min_tokens",

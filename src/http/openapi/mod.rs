@@ -8,6 +8,7 @@
 
 mod admin;
 mod anthropic;
+mod fields;
 mod local;
 mod native;
 mod openai;

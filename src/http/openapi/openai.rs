@@ -1,5 +1,6 @@
 //! The OpenAI routes: chat, completions, models.
 
+use super::fields::{forms, joined, of_chats, steering};
 use super::schema::{
     any_of, array, boolean, both, constant, integer, integer_in, list, nullable, number, number_in,
     object, one_of, reference, some_of, string,
@@ -69,7 +70,7 @@ pub(super) fn common_fields() -> Value {
 fn requests(api: &mut Api) {
     api.schema(
         "Generation",
-        json!({"type": "object", "properties": common_fields()}),
+        json!({"type": "object", "properties": joined([common_fields(), steering(), forms()])}),
     );
     let part = object(
         &["type", "text"],
@@ -86,9 +87,7 @@ fn requests(api: &mut Api) {
         }),
     );
     api.schema("Message", message);
-    let chat = object(
-        &["messages"],
-        json!({
+    let own = json!({
             "messages": some_of(reference("Message")),
             "max_tokens": integer_in(-1, 4_294_967_295, "longest answer; -1 = what the context leaves"),
             "max_completion_tokens": integer_in(-1, 4_294_967_295, "the same, and stronger"),
@@ -97,8 +96,8 @@ fn requests(api: &mut Api) {
             "top_logprobs": integer_in(0, 20, "so many alternatives"),
             "tools": array(json!({"type": "object"})),
             "stream_options": object(&[], json!({"include_usage": boolean("a last chunk with usage")})),
-        }),
-    );
+    });
+    let chat = object(&["messages"], joined([own, of_chats()]));
     api.schema("ChatRequest", both(reference("Generation"), chat));
     let prompt = any_of(&[
         string("a text"),
