@@ -2,8 +2,14 @@
 //!
 //! Pure reading. The program allocates as it likes, so this is an estimate only; once it runs, what its
 //! processes hold is measured (`runtime::resident`). KV is counted for the context that is configured, or
-//! that the program takes by itself, in the type that its flags name. What is not here: remote servers,
-//! whose memory is nobody's business.
+//! that the program takes by itself, in the type that its flags name.
+//!
+//! Of a llama-server rather too much than too little: every slot's context is rounded up as it does that
+//! ([`SLOT_TOKENS`]), and `scratch` is the sum of what its micro-batch ([`LLAMA_BATCH`]) and its slots need in
+//! activations, masks and logits, of its vocabulary and of the program itself. What is not in it: what
+//! traffic adds (its cache of prompts in main memory, `--cache-ram`), drafts and projectors of images.
+//!
+//! What is not here: remote servers, whose memory is nobody's business.
 
 use super::ledger::{DeviceId, MemorySource, ModelMemory};
 use super::overrides::Estimate;
@@ -12,7 +18,16 @@ use crate::format::{FormatError, ModelFile};
 use serde_json::Value;
 use std::path::Path;
 
-/// Of one `llama-server`: its file, and KV for all slots.
+/// A llama-server rounds the context of each slot up to a multiple of this.
+pub(super) const SLOT_TOKENS: u64 = 256;
+/// Tokens of its micro-batch, unless a flag says otherwise.
+const LLAMA_BATCH: u64 = 512;
+/// What it holds beside any model: code, threads, buffers of its HTTP server.
+const LLAMA_PROGRAM_BYTES: u64 = 32 << 20;
+/// Bytes of an entry of its vocabulary, with the maps in both directions and its merges.
+const VOCABULARY_ENTRY_BYTES: u64 = 256;
+
+/// Of one `llama-server`: its file, KV for all slots, and its buffers.
 #[must_use]
 pub fn of_llama_server(child: &LlamaServerConfig) -> Estimate {
     let file_bytes = std::fs::metadata(&child.file).map(|found| found.len());
@@ -26,10 +41,20 @@ pub fn of_llama_server(child: &LlamaServerConfig) -> Estimate {
     let told = by_flag.or(child.ctx_size.map(u64::from));
     let context = told.filter(|n_tokens| *n_tokens > 0);
     let context = context.or(shape.context_length.map(u64::from)).unwrap_or(0);
+    let slots = flag(args, &["-np", "--parallel"]).and_then(|text| text.parse().ok());
+    let slots = slots.filter(|slots| *slots > 0);
+    let slots = slots.unwrap_or_else(|| u64::from(child.slots_usual()));
+    let held = slots_context(context, slots);
+    let batch = flag(args, &["-ub", "--ubatch-size"]).and_then(|text| text.parse().ok());
+    let scratch_bytes = match file_bytes {
+        Ok(_) => shape.scratch_bytes(held, slots, batch.unwrap_or(LLAMA_BATCH)),
+        Err(_) => 0,
+    };
     Estimate {
         memory: ModelMemory {
             weight_bytes: file_bytes.as_ref().copied().unwrap_or(0),
-            kv_bytes: kv_bytes_per_token.saturating_mul(context),
+            kv_bytes: kv_bytes_per_token.saturating_mul(held),
+            scratch_bytes,
             source: match file_bytes {
                 Ok(_) => MemorySource::ArtifactSize,
                 Err(_) => MemorySource::Unavailable,
@@ -40,6 +65,13 @@ pub fn of_llama_server(child: &LlamaServerConfig) -> Estimate {
         trained_context: shape.context_length,
         kv_tokens_max: None,
     }
+}
+
+/// Tokens that all slots hold together where they were asked to hold `context`.
+fn slots_context(context: u64, slots: u64) -> u64 {
+    let slots = slots.max(1);
+    let each = context.div_ceil(slots).div_ceil(SLOT_TOKENS);
+    each.saturating_mul(SLOT_TOKENS).saturating_mul(slots)
 }
 
 /// Of one `vllm serve`, on the first of its GPUs; on a machine without one it runs on the CPU. Weights
@@ -96,9 +128,34 @@ struct KvShape {
     keys: u64,
     values: u64,
     context_length: Option<u32>,
+    /// The rest is what buffers need; 0 where it is not known.
+    d_model: u64,
+    d_ff: u64,
+    n_vocabulary: u64,
 }
 
 impl KvShape {
+    /// Buffers of a llama-server with so many tokens of context in so many slots.
+    fn scratch_bytes(&self, context: u64, slots: u64, batch: u64) -> u64 {
+        let f32_bytes = 4;
+        // Hidden state, branch and its input; queries, keys, values, attention; the gated network.
+        let per_row = (self.d_model.saturating_mul(8)).saturating_add(self.d_ff.saturating_mul(3));
+        // Of the mask, once in f32 and once in f16.
+        let mask_row_bytes = context.saturating_mul(6);
+        let rows_bytes = per_row.saturating_mul(f32_bytes);
+        let rows_bytes = rows_bytes.saturating_add(mask_row_bytes);
+        // Each slot has a row of logits, in the graph and where they are read.
+        let logits_bytes = self.n_vocabulary.saturating_mul(2 * f32_bytes);
+        let vocabulary_bytes = self.n_vocabulary.saturating_mul(VOCABULARY_ENTRY_BYTES);
+        [
+            rows_bytes.saturating_mul(batch),
+            logits_bytes.saturating_mul(slots),
+            vocabulary_bytes,
+        ]
+        .into_iter()
+        .fold(LLAMA_PROGRAM_BYTES, u64::saturating_add)
+    }
+
     fn of_gguf(file: &ModelFile) -> Result<Self, FormatError> {
         let architecture = file.str("general.architecture")?;
         let key = |name: &str| format!("{architecture}.{name}");
@@ -126,6 +183,11 @@ impl KvShape {
             keys: kv_heads.saturating_mul(length("attention.key_length")),
             values: kv_heads.saturating_mul(length("attention.value_length")),
             context_length: file.optional_u32(&key("context_length"))?,
+            d_model: u64::from(d_model),
+            d_ff: per_layer("feed_forward_length")
+                .and_then(|all| all.into_iter().max())
+                .unwrap_or(0),
+            n_vocabulary: n_vocabulary(file),
         })
     }
 
@@ -142,8 +204,17 @@ impl KvShape {
             keys: each,
             values: each,
             context_length: number("max_position_embeddings").map(|n| n as u32),
+            ..Self::default()
         })
     }
+}
+
+/// The longer side of the token embeddings.
+fn n_vocabulary(file: &ModelFile) -> u64 {
+    let mut tensors = file.tensors().iter();
+    let embeddings = tensors.find(|tensor| tensor.name == "token_embd.weight");
+    let longest = embeddings.and_then(|tensor| tensor.dims.iter().copied().max());
+    longest.unwrap_or(0)
 }
 
 /// The value of a flag, in either form; the last one wins.
@@ -205,22 +276,46 @@ mod tests {
         assert_eq!(estimate.trained_context, own.trained_context);
         let memory = estimate.memory;
         assert_eq!(memory.weight_bytes, file_bytes);
-        assert_eq!(memory.kv_bytes, 1000 * own.kv_bytes_per_token);
+        // Four slots of 250 tokens, each rounded up.
+        assert_eq!(memory.kv_bytes, 4 * 256 * own.kv_bytes_per_token);
+        assert!(memory.scratch_bytes > LLAMA_PROGRAM_BYTES, "{memory:?}");
         assert_eq!(memory.source, MemorySource::ArtifactSize);
         let smaller = of_llama_server(&llama(&["-ctk", "q8_0", "--cache-type-v=q4_0", "-c", "10"]));
         let expected = own.kv_bytes_per_token / 2 * 9 / 16 + own.kv_bytes_per_token / 2 * 5 / 16;
-        assert_eq!(smaller.memory.kv_bytes, 10 * expected);
+        assert_eq!(smaller.memory.kv_bytes, 4 * 256 * expected);
         let whole = of_llama_server(&LlamaServerConfig {
             ctx_size: None,
             ..llama(&[])
         });
         let trained = u64::from(own.trained_context.expect("a file says it"));
-        assert_eq!(whole.memory.kv_bytes, trained * own.kv_bytes_per_token);
+        let held = slots_context(trained, 4);
+        assert_eq!(whole.memory.kv_bytes, held * own.kv_bytes_per_token);
         let missing = of_llama_server(&LlamaServerConfig {
             file: "/none".into(),
             ..llama(&[])
         });
         assert_eq!(missing, Estimate::default());
+    }
+
+    #[test]
+    fn many_slots_hold_more_than_their_context_says() {
+        // 256 slots of 32 tokens are 256 slots of 256.
+        assert_eq!(slots_context(8192, 256), 65_536);
+        assert_eq!(slots_context(8192, 4), 8192);
+        assert_eq!(slots_context(257, 1), 512);
+        assert_eq!(slots_context(0, 4), 0);
+        let few = of_llama_server(&llama(&[])).memory;
+        let many = LlamaServerConfig {
+            slots: Some(256),
+            ..llama(&[])
+        };
+        let many = of_llama_server(&many).memory;
+        assert_eq!(many.kv_bytes, few.kv_bytes * 64);
+        assert!(many.scratch_bytes > few.scratch_bytes);
+        let by_flag = of_llama_server(&llama(&["--parallel", "256"])).memory;
+        assert_eq!(by_flag, many, "the last word is the flag's");
+        let smaller = of_llama_server(&llama(&["-ub", "32"])).memory;
+        assert!(smaller.scratch_bytes < few.scratch_bytes);
     }
 
     #[test]
@@ -241,6 +336,7 @@ mod tests {
             keys: 3 * 2 * 8,
             values: 3 * 2 * 8,
             context_length: Some(512),
+            ..KvShape::default()
         };
         assert_eq!(KvShape::of_huggingface(config), Some(shape));
         assert_eq!(KvShape::of_huggingface(b"{}"), None);

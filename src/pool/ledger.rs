@@ -12,6 +12,9 @@
 //! 3. enough may be evicted: evict, the least recently used first, none in vain;
 //! 4. otherwise refuse with both numbers.
 //!
+//! A load that turns out larger than it was promised is asked for once more when it ends, with what it
+//! was measured to hold ([`after_load`]): idle models go as they do for a load, else it goes itself.
+//!
 //! Models that are being unloaded count as gone: their bytes are promised to whoever asks first, and
 //! that load *starts* only when they are back ([`may_start`]). What is not here: how bytes are
 //! estimated (`estimate`), who asks (`registry`).
@@ -213,6 +216,21 @@ pub fn make_room(
         limit_bytes,
         is_hopeless: needed_bytes > limit_bytes.saturating_sub(pinned_bytes),
     })
+}
+
+/// Whether a load that ended may keep the `measured_bytes` it turned out to hold; it was promised
+/// `promised_bytes`. `residents` are the others that hold bytes, without it and without loads that only wait.
+#[must_use]
+pub fn after_load(
+    device: DeviceId,
+    limit_bytes: u64,
+    (promised_bytes, measured_bytes): (u64, u64),
+    residents: &[Resident],
+) -> Room {
+    if measured_bytes <= promised_bytes {
+        return Room::Fits; // nobody else's bytes are touched
+    }
+    make_room(device, limit_bytes, measured_bytes, residents)
 }
 
 /// Least recently used first until `missing_bytes` are there; then whoever is not needed after all,

@@ -9,6 +9,7 @@
 //! in which they are taken over. What is not here: parsing of bodies (`http`), what is shown of the
 //! configuration itself (`definition`).
 
+use super::estimate_foreign::SLOT_TOKENS;
 use super::ledger::ModelMemory;
 use crate::backend::{CacheWindow, PAGE_TOKENS};
 use crate::config::{EngineConfig, ModelConfig, ModelSource, TargetInflight, VllmServeConfig};
@@ -22,8 +23,6 @@ const TOKENS_MAX: u64 = u32::MAX as u64;
 const BYTES_MAX: u64 = 1 << 50;
 /// Most slots that a llama-server starts with.
 const LLAMA_SLOTS_MAX: u64 = 256;
-/// Shortest context of a llama-server: it rounds up to this, and aborts when it is asked for one token.
-const LLAMA_CONTEXT_MIN: u64 = 256;
 /// What vLLM takes for `--dtype`.
 const VLLM_DTYPES: &[&str] = &["auto", "half", "float16", "bfloat16", "float", "float32"];
 
@@ -182,6 +181,8 @@ fn integer(field: &'static str, min: u64, max: u64) -> FieldConstraint {
 pub struct Known {
     /// Weights and scratch buffers of one replica.
     pub fixed_bytes: u64,
+    /// All that one replica holds as it is configured, KV too; 0 = unknown.
+    pub replica_bytes: u64,
     /// Of one token at the default depth; 0 = unknown.
     pub kv_bytes_per_token: u64,
     /// Longest context that the model was made for.
@@ -196,6 +197,7 @@ impl Default for Known {
     fn default() -> Self {
         Self {
             fixed_bytes: 0,
+            replica_bytes: 0,
             kv_bytes_per_token: 0,
             trained_context: None,
             kv_tokens_max: None,
@@ -212,10 +214,27 @@ impl Known {
         let fixed = memory.weight_bytes.saturating_add(memory.scratch_bytes);
         Self {
             fixed_bytes: fixed / u64::from(n_replicas.max(1)),
+            replica_bytes: memory.total_bytes() / u64::from(n_replicas.max(1)),
             kv_bytes_per_token: estimate.kv_bytes_per_token,
             trained_context: estimate.trained_context,
             kv_tokens_max: estimate.kv_tokens_max,
             limit_bytes,
+        }
+    }
+
+    /// Replicas that an empty device could hold; at least one.
+    fn replicas_most(&self) -> u64 {
+        match self.limit_bytes {
+            u64::MAX => u64::MAX,
+            limit => (limit / self.replica_bytes.max(self.fixed_bytes).max(1)).max(1),
+        }
+    }
+
+    /// The same where the size of a replica's KV is overridden too: that is checked against the rest.
+    fn with_any_kv(&self) -> Self {
+        Self {
+            replica_bytes: self.fixed_bytes,
+            ..*self
         }
     }
 
@@ -246,7 +265,7 @@ impl Known {
 /// does not fit at all is refused for want of room, with the numbers.
 #[must_use]
 pub fn constraints(config: &ModelConfig, known: &Known) -> LoadConstraints {
-    let replica_max = u64::from(config.lifecycle.replica_max.max(1));
+    let replica_max = u64::from(config.lifecycle.replica_max.max(1)).min(known.replicas_most());
     let target = FieldConstraint {
         field: "target_inflight",
         range: FieldRange::IntegerOr {
@@ -264,16 +283,19 @@ pub fn constraints(config: &ModelConfig, known: &Known) -> LoadConstraints {
     match &config.source {
         ModelSource::File(_) => fields.extend(native_fields(config, known)),
         ModelSource::LlamaServer(child) => {
-            let slots = u64::from(child.slots_usual());
-            let trained = known.context_most().saturating_mul(slots);
-            let most = trained.min(known.kv_tokens_most(n_replicas));
+            let held_most = known.kv_tokens_most(n_replicas);
+            let slots = u64::from(child.slots_usual()).max(1);
+            // Of one request; each slot is rounded up.
+            let fits = (held_most / slots).min(TOKENS_MAX / slots);
+            let most = known
+                .context_most()
+                .min(fits / SLOT_TOKENS * SLOT_TOKENS)
+                .max(SLOT_TOKENS);
+            let slots_most = (held_most / SLOT_TOKENS).clamp(1, LLAMA_SLOTS_MAX);
             fields.extend([
-                integer("slots", 1, LLAMA_SLOTS_MAX),
-                integer(
-                    "context_length",
-                    LLAMA_CONTEXT_MIN,
-                    most.clamp(LLAMA_CONTEXT_MIN, TOKENS_MAX),
-                ),
+                integer("slots", 1, slots_most),
+                // It aborts when it is asked for one token.
+                integer("context_length", SLOT_TOKENS, most),
             ]);
         }
         ModelSource::VllmServe(child) => {
@@ -321,11 +343,22 @@ fn native_fields(config: &ModelConfig, known: &Known) -> [FieldConstraint; 5] {
     };
     [
         integer("threads", 1, n_cores),
-        integer("max_sequences", 1, JOBS_MAX),
         integer("context_length", context_least, context_most),
         integer("kv_tokens", kv_least, kv_most),
         integer("kv_bytes", bytes_least, bytes_most),
+        integer("max_sequences", 1, sequences_most(engine, known, most)),
     ]
+}
+
+/// Where nobody sets the size of the KV pool it is a quarter of a context for each sequence, as
+/// `engine/limits` has it; the pool may have `kv_tokens_most`.
+fn sequences_most(engine: &EngineConfig, known: &Known, kv_tokens_most: u64) -> u64 {
+    let usual = u64::from(EngineConfig::CONTEXT_DEFAULT).min(known.context_most());
+    let context = engine.context_length.map_or(usual, u64::from).max(1);
+    match engine.kv_tokens {
+        Some(_) => JOBS_MAX,
+        None => (kv_tokens_most.saturating_mul(4) / context).clamp(1, JOBS_MAX),
+    }
 }
 
 /// The smallest KV pool: one context in its window. A context that nobody set shrinks with the pool.
@@ -374,6 +407,18 @@ pub fn apply(
     if overrides.0.contains_key("kv_tokens") && overrides.0.contains_key("kv_bytes") {
         return Err(OverrideError::Both("kv_tokens", "kv_bytes"));
     }
+    const SIZES: [&str; 6] = [
+        "kv_tokens",
+        "kv_bytes",
+        "context_length",
+        "max_sequences",
+        "slots",
+        "max_num_seqs",
+    ];
+    let known = &match SIZES.iter().any(|field| overrides.0.contains_key(*field)) {
+        true => known.with_any_kv(),
+        false => *known,
+    };
     let mut config = config.clone();
     if overrides.0.contains_key("kv_tokens") || overrides.0.contains_key("kv_bytes") {
         config.engine.kv_tokens = None; // what it was does not limit the context any more
@@ -424,7 +469,12 @@ fn put(config: &mut ModelConfig, field: &str, value: &Value, kv_bytes_per_token:
         }
         (ModelSource::File(_), "max_sequences") => config.engine.max_sequences = number_u32,
         (ModelSource::File(_), "threads") => config.engine.threads = Some(number as usize),
-        (ModelSource::LlamaServer(child), "context_length") => child.ctx_size = Some(number_u32),
+        (ModelSource::LlamaServer(child), "context_length") => {
+            // Of one request; told their number, it gives each slot the same share.
+            let slots = child.slots_usual();
+            child.slots = Some(slots);
+            child.ctx_size = Some(number_u32.saturating_mul(slots));
+        }
         (ModelSource::LlamaServer(child), "slots") => child.slots = Some(number_u32),
         (ModelSource::VllmServe(child), "context_length") => {
             child.max_model_len = Some(number_u32);

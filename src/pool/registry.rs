@@ -119,14 +119,7 @@ impl Registry {
             false => Vec::new(),
         };
         let mut actions = Vec::new();
-        for victim in &evicted {
-            *self.counts.evictions.entry(victim.clone()).or_default() += 1;
-            let drain = self.limits.drain;
-            // It cannot fail: the victim was found under this very lock.
-            if let Ok((_, more)) = self.ask_unload(victim, drain) {
-                actions.extend(more);
-            }
-        }
+        self.evict(&evicted, &mut actions);
         let entry = self.find_mut(&name);
         let entry = entry.ok_or_else(|| PoolError::NotFound(name.clone()))?;
         let effect = entry.state.on(Event::Load(load));
@@ -261,6 +254,57 @@ impl Registry {
         }
         let entry = self.find(name);
         entry.map_or(RuntimeState::Unloaded, |entry| entry.state.name())
+    }
+
+    /// A load that made its model, just before it ends: whether it may keep what the model holds. Evicts
+    /// idle models where that is more than was promised and more than there is.
+    ///
+    /// # Errors
+    /// There is no room for it, with the numbers; whoever made it takes it down.
+    pub(super) fn admit_measured(
+        &mut self,
+        job: &LoadJob,
+        memory: ModelMemory,
+        activity: &Activity,
+        now: Instant,
+    ) -> Result<(Vec<String>, Vec<Action>), NoRoom> {
+        let name = job.config.name.as_str();
+        if memory.source == MemorySource::Unavailable || job.progress.is_cancelled() {
+            return Ok(Default::default());
+        }
+        if let Some(entry) = self.find_mut(name) {
+            entry.memory = memory;
+            // Also when it fails: the next try knows what it needs.
+            entry.measured = Some((job.config.clone(), memory));
+        }
+        let device = memory.device;
+        let mut residents = self.residents(device, activity, now);
+        residents.retain(|one| one.name != name && !self.is_waiting(&one.name));
+        let promised_bytes = match job.memory.device == device {
+            true => job.memory.total_bytes(),
+            false => 0,
+        };
+        let bytes = (promised_bytes, memory.total_bytes());
+        let limit_bytes = self.limits.of(device);
+        let evicted = match ledger::after_load(device, limit_bytes, bytes, &residents) {
+            Room::Fits => Vec::new(),
+            Room::Evict(names) => names,
+            Room::Refused(room) => return Err(room),
+        };
+        let mut actions = Vec::new();
+        self.evict(&evicted, &mut actions);
+        Ok((evicted, actions))
+    }
+
+    fn evict(&mut self, victims: &[String], actions: &mut Vec<Action>) {
+        for victim in victims {
+            *self.counts.evictions.entry(victim.clone()).or_default() += 1;
+            let drain = self.limits.drain;
+            // It cannot fail: the victim was found under this very lock.
+            if let Ok((_, more)) = self.ask_unload(victim, drain) {
+                actions.extend(more);
+            }
+        }
     }
 
     /// A load that had started ended.

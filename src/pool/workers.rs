@@ -6,7 +6,7 @@
 
 use super::entry::{Action, LoadJob};
 use super::model::{LoadPhase, LoadedModel};
-use super::{LOOK_AGAIN, Shared};
+use super::{LOAD_TRIES, LOOK_AGAIN, Shared};
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -61,6 +61,7 @@ fn load(shared: &Arc<Shared>, job: &LoadJob) {
     }));
     let made =
         made.unwrap_or_else(|panic| Err(format!("the loader panicked: {}", text_of(&*panic))));
+    let made = made.and_then(|model| admitted(shared, job, model));
     match &made {
         Ok(model) => tracing::info!(
             model = name,
@@ -81,15 +82,51 @@ fn load(shared: &Arc<Shared>, job: &LoadJob) {
     shared.carry_out(actions);
 }
 
+/// The model where its measured bytes may stay; otherwise it is taken down here, and its bytes are back
+/// when this returns.
+fn admitted(
+    shared: &Arc<Shared>,
+    job: &LoadJob,
+    model: LoadedModel,
+) -> Result<LoadedModel, String> {
+    let (memory, name) = (model.meta.memory, job.config.name.as_str());
+    let mut tries = 1;
+    let room = loop {
+        let activity = shared.activity();
+        let now = shared.clock.now();
+        let admission = shared.lock().admit_measured(job, memory, &activity, now);
+        match admission {
+            Ok((evicted, actions)) => {
+                for victim in &evicted {
+                    tracing::warn!(
+                        model = %victim, for_model = name, held_bytes = memory.total_bytes(),
+                        promised_bytes = job.memory.total_bytes(),
+                        "unloading: the new model holds more than it was estimated to need"
+                    );
+                }
+                shared.changed.notify_all();
+                shared.carry_out(actions);
+                return Ok(model);
+            }
+            // As for a load: somebody may have held an idle model for a moment.
+            Err(room) if !room.is_hopeless && tries < LOAD_TRIES => {
+                tries += 1;
+                shared.changed.wait_for(&mut shared.lock(), LOOK_AGAIN);
+            }
+            Err(room) => break room,
+        }
+    };
+    take_down(name, Arc::new(model), Duration::ZERO);
+    Err(format!(
+        "it was estimated to need {} bytes and holds more: {room}",
+        job.memory.total_bytes()
+    ))
+}
+
 fn unload(shared: &Arc<Shared>, model: Arc<LoadedModel>, drain: Duration) {
     let started = Instant::now();
     let name = model.name.clone();
-    model.runtimes.stop();
-    if catch_unwind(AssertUnwindSafe(|| model.executor.unload(drain))).is_err() {
-        tracing::error!(model = %name, "a panic while unloading; going on");
-    }
-    model.executor.refresh_metrics();
-    wait_until_gone(&name, model);
+    take_down(&name, model, drain);
     let actions = {
         let now = shared.clock.now();
         shared.lock().released(&name, now)
@@ -101,6 +138,16 @@ fn unload(shared: &Arc<Shared>, model: Arc<LoadedModel>, drain: Duration) {
         "unloaded"
     );
     shared.carry_out(actions);
+}
+
+/// Ends a model's work and its runtimes; its bytes are back when this returns.
+fn take_down(name: &str, model: Arc<LoadedModel>, drain: Duration) {
+    model.runtimes.stop();
+    if catch_unwind(AssertUnwindSafe(|| model.executor.unload(drain))).is_err() {
+        tracing::error!(model = %name, "a panic while unloading; going on");
+    }
+    model.executor.refresh_metrics();
+    wait_until_gone(name, model);
 }
 
 /// Waits until nobody holds the model or one of its runtimes: only then are its bytes back. Who may

@@ -16,4 +16,5 @@ mod stand_in_model;
 mod states;
 mod storms;
 mod support;
+mod surprises;
 mod unload;

@@ -13,6 +13,7 @@ fn overrides(of: &Value) -> LoadOverride {
 /// Ten bytes of KV a token, 2048 tokens at most, room for 5000 tokens beside the weights.
 const KNOWN: Known = Known {
     fixed_bytes: 10_000,
+    replica_bytes: 0,
     kv_bytes_per_token: 10,
     trained_context: Some(2048),
     kv_tokens_max: None,
@@ -55,8 +56,8 @@ fn listed_fields_in_their_ranges_are_taken_over() {
 fn everything_else_is_refused_by_name_and_range() {
     #[rustfmt::skip]
     let table = [
-        (json!({"replicas": 9}), "replicas", "'replicas' is 9; it must be a whole number from 1 to 8"),
-        (json!({"replicas": 0}), "replicas", "from 1 to 8"),
+        (json!({"replicas": 9}), "replicas", "'replicas' is 9; it must be a whole number from 1 to 6"),
+        (json!({"replicas": 0}), "replicas", "from 1 to 6"),
         (json!({"replicas": 1.5}), "replicas", "a whole number"),
         (json!({"replicas": "2"}), "replicas", "\"2\""),
         (json!({"replicas": null}), "replicas", "null"),
@@ -79,7 +80,7 @@ fn everything_else_is_refused_by_name_and_range() {
     let shown = constraints(&native(), &KNOWN).to_json();
     assert_eq!(
         shown["replicas"],
-        json!({"type": "integer", "min": 1, "max": 8})
+        json!({"type": "integer", "min": 1, "max": 6})
     );
     assert_eq!(shown["target_inflight"]["or"], "auto");
 }
@@ -163,5 +164,71 @@ fn ranges_follow_what_is_configured_and_what_other_programs_take() {
     let llama =
         ModelSource::LlamaServer(toml::from_str("file = \"x.gguf\"\nslots = 2").expect("valid"));
     let llama = ModelConfig::new("l", llama);
-    assert_eq!(range(&llama, &KNOWN, "context_length"), integer(256, 4096));
+    assert_eq!(range(&llama, &KNOWN, "context_length"), integer(256, 2048));
+}
+
+/// A context is one request's for every source: llama-server is told that of all its slots.
+#[test]
+fn the_context_of_a_llama_server_is_that_of_one_request() {
+    let llama = |text: &str| {
+        let child = toml::from_str(text).expect("valid");
+        ModelConfig::new("l", ModelSource::LlamaServer(child))
+    };
+    let loaded = |config: &ModelConfig, of: Value| {
+        let config = apply(config, &overrides(&of), &KNOWN).expect("in range");
+        match config.source {
+            ModelSource::LlamaServer(child) => (child.slots, child.ctx_size),
+            other => panic!("{other:?}"),
+        }
+    };
+    let two = llama("file = \"x.gguf\"\nslots = 2\nctx_size = 512");
+    let context = json!({"context_length": 1024});
+    assert_eq!(loaded(&two, context.clone()), (Some(2), Some(2048)));
+    let both = json!({"context_length": 256, "slots": 8});
+    assert_eq!(loaded(&two, both), (Some(8), Some(2048)));
+    // Its own four slots are named, so that none takes the context of the others.
+    let unset = llama("file = \"x.gguf\"");
+    assert_eq!(loaded(&unset, context), (Some(4), Some(4096)));
+    // 5000 tokens fit: 19 slots of 256, and 2 slots of 2304 if the model could.
+    let ranges = constraints(&two, &KNOWN).to_json();
+    assert_eq!(ranges["slots"]["max"], 19);
+    let many = overrides(&json!({"slots": 19, "context_length": 512}));
+    let error = apply(&two, &many, &KNOWN).expect_err("they do not fit");
+    assert!(error.to_string().contains("from 256 to 256"), "{error}");
+}
+
+/// What is offered can be loaded, as far as the device's limit tells.
+#[test]
+fn upper_ends_are_within_the_limit_of_the_device() {
+    let most = |config: &ModelConfig, known: &Known, field: &str| {
+        constraints(config, known).to_json()[field]["max"].clone()
+    };
+    // A quarter of 2048 tokens for each sequence, out of 5000.
+    assert_eq!(most(&native(), &KNOWN, "max_sequences"), 9);
+    let both = json!({"max_sequences": 50, "context_length": 256});
+    let both = apply(&native(), &overrides(&both), &KNOWN).expect("a shorter context leaves room");
+    assert_eq!(both.engine.max_sequences, 50);
+    let pool = json!({"max_sequences": 50, "kv_tokens": 4000});
+    apply(&native(), &overrides(&pool), &KNOWN).expect("the pool has its own size");
+    // Replicas as they are configured, or as small as they can be made.
+    let known = Known {
+        replica_bytes: 25_000,
+        ..KNOWN
+    };
+    assert_eq!(most(&native(), &known, "replicas"), 2);
+    let small = json!({"replicas": 5, "kv_tokens": 100});
+    apply(&native(), &overrides(&small), &known).expect("five of 11000 bytes fit");
+    let large = json!({"replicas": 3});
+    assert!(apply(&native(), &overrides(&large), &known).is_err());
+    let huge = Known {
+        replica_bytes: 70_000,
+        ..KNOWN
+    };
+    assert_eq!(
+        most(&native(), &huge, "replicas"),
+        1,
+        "never below the least"
+    );
+    assert_eq!(most(&native(), &Known::default(), "replicas"), 8);
+    assert_eq!(most(&native(), &Known::default(), "max_sequences"), 4096);
 }

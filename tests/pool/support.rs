@@ -49,6 +49,8 @@ pub(crate) struct ScriptedLoader {
     pace: Pace,
     bytes: HashMap<String, u64>,
     plans: Mutex<HashMap<String, Plan>>,
+    /// Bytes beyond the estimate that loads of a model turn out to hold.
+    surprises: Mutex<HashMap<String, u64>>,
     /// Names of loads, in the order in which they started.
     started: Mutex<Vec<String>>,
     runtimes: Mutex<HashMap<String, Arc<FakeRuntime>>>,
@@ -72,6 +74,11 @@ impl ScriptedLoader {
     fn bytes_of(&self, config: &ModelConfig) -> u64 {
         let one = self.bytes.get(&config.name).copied().unwrap_or(0);
         one * u64::from(config.lifecycle.replicas)
+    }
+
+    fn surprise(&self, name: &str) -> u64 {
+        let surprises = self.surprises.lock().expect("no panic inside");
+        surprises.get(name).copied().unwrap_or(0)
     }
 
     fn carry_out(&self, name: &str) -> Result<(), String> {
@@ -114,6 +121,7 @@ impl ModelLoader for ScriptedLoader {
         let bytes = self.bytes_of(config);
         progress.report(bytes / 2, bytes);
         self.carry_out(&name)?;
+        let bytes = bytes + self.surprise(&name);
         let held = Held {
             live: Arc::clone(&self.live),
             bytes,
@@ -205,6 +213,12 @@ impl Bench {
         self.plan(name, Plan::Panic);
     }
 
+    /// The next loads of a model hold so many bytes more than was estimated.
+    pub(crate) fn surprise(&self, name: &str, more_bytes: u64) {
+        let mut surprises = self.loader.surprises.lock().expect("no panic inside");
+        surprises.insert(name.to_owned(), more_bytes);
+    }
+
     pub(crate) fn succeed(&self, name: &str) {
         self.plan(name, Plan::Ok);
     }
@@ -264,6 +278,7 @@ pub(crate) fn pool(
         pace,
         bytes: sizes.collect(),
         plans: Mutex::default(),
+        surprises: Mutex::default(),
         started: Mutex::default(),
         runtimes: Mutex::default(),
         live: Arc::default(),
