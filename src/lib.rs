@@ -54,7 +54,7 @@
 //! | `http-poll` | 1 | the data plane's listeners and every connection no worker is using |
 //! | `http-worker-N` | `http_workers` | one request at a time; a stream holds its worker |
 //! | `http-ops-N` | 2 | `/health`, `/ready`, `/metrics`, list and cancel, so that they answer when all workers are busy |
-//! | `management-poll`, `management-worker-N`, `management-ops-N` | 1, 4, 2 | the management plane (loopback): as the three above |
+//! | `management-poll`, `management-worker-N`, `management-ops-N` | 1, 16, 2 | the management plane (loopback): as the three above |
 //! | `driver-MODEL` | 1 per model | dispatch and completion of that model's queue |
 //! | `rebuild-MODEL-N` | 1 per lost replica, while it is made anew | nothing: it ends the old runtime and puts a new one in its place |
 //! | `engine-MODEL` | 1 per native replica | backend, KV pool, sequences |

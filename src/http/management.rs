@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Workers beside those of health and metrics: a slow `nvidia-smi`, and those that wait for a load.
-const N_WORKERS: usize = 4;
+const N_WORKERS: usize = 16;
 /// Complete requests that may wait for one of them.
 const QUEUE: usize = 64;
 /// Open connections; operators and scrapers have a few.

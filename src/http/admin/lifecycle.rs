@@ -3,7 +3,8 @@
 //! A load's body holds overrides for as long as the model stays loaded, nothing else; the pool checks
 //! them. Both routes start something and answer with the state: 202 while it is on its way, 200 when
 //! nothing is left to do. `?wait_s=30` waits so long for the end of it; at most [`WAITING_MAX`]
-//! requests do, so that the plane's other threads stay free, and further ones are answered at once.
+//! requests do, so that the plane's other threads stay free, and further ones are answered at once, with
+//! `"waited": false` and the reason.
 
 use super::{Admin, AdminCall, models};
 use crate::http::errors::{ApiError, ErrorCode};
@@ -15,8 +16,8 @@ use serde_json::{Map, Value, json};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Most requests that may wait at once; the plane has twice as many threads.
-const WAITING_MAX: usize = 2;
+/// Most requests that may wait at once; the plane has a few more threads (`management`).
+const WAITING_MAX: usize = 12;
 
 /// Longest wait that can be asked for, in seconds.
 const WAIT_S_MAX: f64 = 600.0;
@@ -31,7 +32,7 @@ pub(super) fn load(admin: &Admin, call: &AdminCall<'_>, name: &str) -> Result<Op
     let ticket = pool
         .load(name, &overrides)
         .map_err(|error| load_error(name, error))?;
-    let report = admin.report_after(pool, &ticket.model, wait)?;
+    let (report, has_waited) = admin.report_after(pool, &ticket.model, wait)?;
     if !ticket.is_new && !overrides.0.is_empty() && overrides != report.load_override {
         return Err(ApiError::new(
             ErrorCode::Conflict,
@@ -49,7 +50,7 @@ pub(super) fn load(admin: &Admin, call: &AdminCall<'_>, name: &str) -> Result<Op
             ..ApiError::param(ErrorCode::ModelFailed, "model", message)
         });
     }
-    let mut body = state_object(&report);
+    let mut body = state_object(&report, has_waited);
     body["is_new"] = Value::from(ticket.is_new);
     body["evicted"] = Value::from(ticket.evicted);
     let status = status_of(report.runtime_state, RuntimeState::Loaded);
@@ -66,26 +67,30 @@ pub(super) fn unload(
     let pool = call.state.pool();
     pool.unload(name, drain)
         .map_err(|error| load_error(name, error))?;
-    let report = admin.report_after(pool, name, wait)?;
+    let (report, has_waited) = admin.report_after(pool, name, wait)?;
     let status = status_of(report.runtime_state, RuntimeState::Unloaded);
-    Ok(OpsAnswer::json(status, &state_object(&report)))
+    Ok(OpsAnswer::json(status, &state_object(&report, has_waited)))
 }
 
 impl Admin {
-    /// What the pool says of the model when its state has settled, or when the wait is over.
+    /// What the pool says of the model when its state has settled, or when the wait is over; and false
+    /// where too many waited already.
     fn report_after(
         &self,
         pool: &Pool,
         name: &str,
         wait: Duration,
-    ) -> Result<ModelReport, ApiError> {
+    ) -> Result<(ModelReport, bool), ApiError> {
+        let mut has_waited = true;
         if !wait.is_zero() {
-            if self.n_waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX {
+            has_waited = self.n_waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX;
+            if has_waited {
                 let _ = pool.wait_settled(name, wait); // the report tells more
             }
             self.n_waiting.fetch_sub(1, Ordering::Relaxed);
         }
-        pool.report(name).ok_or_else(|| unknown_model(name))
+        let report = pool.report(name).ok_or_else(|| unknown_model(name))?;
+        Ok((report, has_waited))
     }
 }
 
@@ -94,14 +99,20 @@ fn status_of(state: RuntimeState, aim: RuntimeState) -> u16 {
     if state == aim { 200 } else { 202 }
 }
 
-fn state_object(report: &ModelReport) -> Value {
-    json!({
+fn state_object(report: &ModelReport, has_waited: bool) -> Value {
+    let mut body = json!({
         "model": report.name,
         "state": report.runtime_state.name(),
         "inflight_requests": report.inflight_requests,
         "load_progress": models::load_progress(report),
         "load_override": report.load_override.0,
-    })
+    });
+    if !has_waited {
+        body["waited"] = Value::from(false);
+        let why = format!("{WAITING_MAX} requests wait already; ask again for the state");
+        body["waited_reason"] = Value::from(why);
+    }
+    body
 }
 
 /// No body is an empty object.

@@ -12,7 +12,7 @@ use crate::http::ops::OpsAnswer;
 use serde_json::json;
 
 pub(super) fn answer(call: &AdminCall<'_>) -> Result<OpsAnswer, ApiError> {
-    if !call.body.trim_ascii().is_empty() {
+    if !matches!(call.body.trim_ascii(), b"" | b"{}") {
         return Err(ApiError::new(
             ErrorCode::BadRequest,
             "a reload takes no body: it reads the server's own configuration again",

@@ -83,6 +83,8 @@ fn schemas(api: &mut Api) {
             "inflight_requests": integer("running"), "load_progress": nullable(json!({"type": "object"})),
             "load_override": json!({"type": "object"}), "is_new": boolean("this request began the load"),
             "evicted": array(string("a model that made room")),
+            "waited": boolean("false: too many requests waited already"),
+            "waited_reason": string("why it did not wait"),
         }),
     );
     api.schema("AdminState", state);
