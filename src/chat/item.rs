@@ -8,9 +8,6 @@ use super::json::{Reader, Stop};
 use super::pythonic;
 use serde_json::{Map, Value};
 
-/// Longest name of a tool in bytes; beyond the 64 that requests may use, for models that add a prefix.
-const NAME_BYTES_MAX: usize = 128;
-
 /// What a parser must know of a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolShape {
@@ -26,8 +23,7 @@ pub(super) struct Wanted<'a> {
     pub(super) form: Form,
     /// Inside of a list: pythonic calls may stand there.
     pub(super) in_list: bool,
-    /// Of a tool that was offered; without a mark nothing else tells a call from an answer in JSON.
-    pub(super) must_be_known: bool,
+    /// Those that were offered. What names another is no call: a client could not answer it.
     pub(super) tools: &'a [ToolShape],
 }
 
@@ -54,21 +50,14 @@ pub(super) fn item(text: &str, wanted: Wanted<'_>) -> Result<Item, Stop> {
     reader.space();
     let next = reader.peek()?;
     match wanted.form {
-        Form::DeepSeek => deepseek(reader),
-        Form::Mistral if next != b'{' => mistral(reader),
+        Form::DeepSeek => deepseek(reader, wanted.tools),
+        Form::Mistral if next != b'{' => mistral(reader, wanted.tools),
         Form::General | Form::Mistral => match next {
             b'{' => object(reader, wanted),
             b'<' => xml(reader, wanted.tools),
             _ if wanted.in_list => {
                 let (name, arguments) = pythonic::call(&mut reader)?;
-                let must_be_known = true; // any list with a function in it would do else
-                check_name(
-                    &name,
-                    Wanted {
-                        must_be_known,
-                        ..wanted
-                    },
-                )?;
+                check_name(&name, wanted.tools)?;
                 Ok(Item::Whole {
                     name,
                     arguments: arguments.to_string(),
@@ -91,11 +80,8 @@ pub(super) fn arguments_text(raw: &str) -> String {
     }
 }
 
-fn check_name(name: &str, wanted: Wanted<'_>) -> Result<(), Stop> {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
-    let is_sound = !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(is_part);
-    let is_known = || wanted.tools.iter().any(|tool| tool.name == name);
-    match is_sound && (!wanted.must_be_known || is_known()) {
+fn check_name(name: &str, tools: &[ToolShape]) -> Result<(), Stop> {
+    match tools.iter().any(|tool| tool.name == name) {
         true => Ok(()),
         false => Err(Stop::Bad),
     }
@@ -134,7 +120,7 @@ fn object(mut reader: Reader<'_>, wanted: Wanted<'_>) -> Result<Item, Stop> {
             }
             "name" | "tool_name" | "function" => {
                 let given = reader.string()?;
-                check_name(&given, wanted)?;
+                check_name(&given, wanted.tools)?;
                 name = Some(given);
             }
             "arguments" | "parameters" => match name {
@@ -167,7 +153,7 @@ fn whole_object(mut reader: Reader<'_>, wanted: Wanted<'_>) -> Result<Item, Stop
     let find = |names: [&str; 2]| names.into_iter().find_map(|name| call.get(name));
     let name = find(["name", "tool_name"]).and_then(Value::as_str);
     let name = name.ok_or(Stop::Bad)?.to_owned();
-    check_name(&name, wanted)?;
+    check_name(&name, wanted.tools)?;
     let arguments = find(["arguments", "parameters"]).map(Value::to_string);
     Ok(Item::Whole {
         name,
@@ -180,13 +166,7 @@ fn whole_object(mut reader: Reader<'_>, wanted: Wanted<'_>) -> Result<Item, Stop
 fn xml(mut reader: Reader<'_>, tools: &[ToolShape]) -> Result<Item, Stop> {
     reader.literal("<function=")?;
     let name = reader.until(">")?.trim().to_owned();
-    let wanted = Wanted {
-        form: Form::General,
-        in_list: false,
-        must_be_known: false,
-        tools,
-    };
-    check_name(&name, wanted)?;
+    check_name(&name, tools)?;
     let tool = tools.iter().find(|tool| tool.name == name);
     let is_text = |key: &str| tool.is_some_and(|t| t.text_parameters.iter().any(|p| p == key));
     let mut arguments = Map::new();
@@ -216,11 +196,9 @@ fn is_in_name(c: char) -> bool {
 }
 
 /// `name[ARGS]{..}`, `name[CALL_ID]id[ARGS]{..}` or `name{..}`
-fn mistral(mut reader: Reader<'_>) -> Result<Item, Stop> {
+fn mistral(mut reader: Reader<'_>, tools: &[ToolShape]) -> Result<Item, Stop> {
     let name = reader.run(is_in_name)?.to_owned();
-    if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Err(Stop::Bad);
-    }
+    check_name(&name, tools)?;
     reader.space();
     if reader.peek()? != b'{' {
         match reader.literal(MISTRAL_ID) {
@@ -244,7 +222,7 @@ fn mistral(mut reader: Reader<'_>) -> Result<Item, Stop> {
 }
 
 /// The kind `function`, the name and JSON in a fence (V3, R1), or the name and JSON (V3.1).
-fn deepseek(mut reader: Reader<'_>) -> Result<Item, Stop> {
+fn deepseek(mut reader: Reader<'_>, tools: &[ToolShape]) -> Result<Item, Stop> {
     reader.literal(DEEPSEEK_CALL)?;
     let first = reader.until(DEEPSEEK_SEP)?.trim().to_owned();
     reader.space();
@@ -259,9 +237,9 @@ fn deepseek(mut reader: Reader<'_>) -> Result<Item, Stop> {
             name
         }
     };
-    let is_sound = !name.is_empty() && name.len() <= NAME_BYTES_MAX;
+    check_name(&name, tools)?;
     match reader.peek()? {
-        b'{' if is_sound && name.chars().all(is_in_name) => Ok(Item::Head {
+        b'{' => Ok(Item::Head {
             name,
             at: reader.at(),
             n_open: 0,

@@ -319,7 +319,6 @@ impl AnswerParser {
         let wanted = Wanted {
             form: region.form(),
             in_list: region.in_list,
-            must_be_known: region.mark.is_none(),
             tools: self.calls().map_or(&[][..], |calls| &calls.tools),
         };
         let region = Region {
