@@ -232,13 +232,14 @@ impl ChatShape {
         };
         let output: Vec<Value> = self.items.iter().filter_map(item).collect();
         let output: Vec<Value> = output.iter().map(&mut with_id).collect();
+        let owner = keeper.owner.as_deref();
         keeper.responses.keep(Kept {
             id,
-            owner: keeper.owner,
+            owner: keeper.owner.clone(),
             json: result.to_string().into_bytes().into(),
             history: keeper.history,
-            input: keeper.responses.turn(&input),
-            output: keeper.responses.turn(&output),
+            input: keeper.responses.turn(&input, owner),
+            output: keeper.responses.turn(&output, owner),
         });
     }
 

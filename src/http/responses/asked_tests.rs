@@ -66,8 +66,8 @@ fn a_response_goes_on_where_another_ended_without_its_instructions() {
         owner: Some("alice".into()),
         json: Arc::from(*b"{}"),
         history: Vec::new(),
-        input: responses.turn(&[item("user", "one")]),
-        output: responses.turn(&[item("assistant", "two")]),
+        input: responses.turn(&[item("user", "one")], None),
+        output: responses.turn(&[item("assistant", "two")], None),
     });
     let body = json!({"input": [{"type": "item_reference", "id": "one"}, item("user", "three")],
                       "previous_response_id": "resp_1", "instructions": "new"});

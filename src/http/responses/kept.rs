@@ -3,7 +3,7 @@
 //! The lock protects the whole store; it is held for look-ups and moves, never while JSON is written
 //! or read or an answer is sent. What is not here: what is kept and pushed out (`store`).
 
-use super::store::{Kept, Ledger, Limits, Owner, Store, Turn};
+use super::store::{Kept, Limits, Owner, Store, Turn};
 use crate::clock::{Clock, SystemClock};
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -13,7 +13,6 @@ use std::sync::Arc;
 pub struct Responses {
     store: Mutex<Store>,
     clock: Arc<dyn Clock>,
-    ledger: Ledger,
 }
 
 impl std::fmt::Debug for Responses {
@@ -32,26 +31,25 @@ impl Responses {
     /// The same on another clock.
     #[must_use]
     pub fn with_clock(limits: Limits, clock: Arc<dyn Clock>) -> Self {
-        let store = Store::new(limits);
         Self {
-            ledger: store.ledger(),
-            store: Mutex::new(store),
+            store: Mutex::new(Store::new(limits)),
             clock,
         }
     }
 
-    /// Items as they are kept.
+    /// Items as they are kept for `owner`.
     #[must_use]
-    pub fn turn(&self, items: &[Value]) -> Arc<Turn> {
-        Turn::new(items, &self.ledger)
+    pub fn turn(&self, items: &[Value], owner: Owner<'_>) -> Arc<Turn> {
+        let ledger = self.store.lock().ledger(owner);
+        Turn::new(items, &ledger)
     }
 
-    /// Keeps a response, if it is not larger than all that may be kept.
+    /// Keeps a response, if there is room for one as large.
     pub fn keep(&self, kept: Kept) {
         let now = self.clock.now();
         let id = kept.id.clone();
         if !self.store.lock().keep(kept, now) {
-            tracing::debug!(id, "the response is larger than what may be kept");
+            tracing::debug!(id, "the response is too large to be kept");
         }
     }
 
@@ -73,7 +71,7 @@ impl Responses {
         self.store.lock().history(id, owner, self.clock.now())
     }
 
-    /// An item of any response.
+    /// An item of any response of this owner.
     #[must_use]
     pub fn item(&self, id: &str, owner: Owner<'_>) -> Option<Value> {
         let json = self.store.lock().item(id, owner, self.clock.now())?;

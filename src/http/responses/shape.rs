@@ -149,13 +149,14 @@ impl ResponseShape {
             })
             .collect();
         let output: Vec<Value> = self.answer.items().iter().map(value_of).collect();
+        let owner = keeper.owner.as_deref();
         keeper.responses.keep(Kept {
             id: self.id.clone(),
             owner: keeper.owner.clone(),
             json: json.into(),
             history: std::mem::take(&mut keeper.history),
-            input: keeper.responses.turn(&input),
-            output: keeper.responses.turn(&output),
+            input: keeper.responses.turn(&input, owner),
+            output: keeper.responses.turn(&output, owner),
         });
     }
 }

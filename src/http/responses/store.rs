@@ -1,12 +1,15 @@
 //! Responses that are kept for `previous_response_id`, item references and the routes by id.
 //!
 //! A plain structure without lock or clock (`kept` has both). Bounded three ways: number of responses,
-//! bytes, age; whatever goes over a bound pushes out the oldest. Turns are shared: a response that
+//! bytes, age; what goes over a bound pushes out the oldest of the owner that holds most, so that one
+//! key's flood costs the others nothing. Turns are shared: a response that
 //! continues another holds its turns, so that a conversation survives when its older responses are
 //! pushed out or deleted, and the bytes of a turn are counted once, until nobody holds it. Every
-//! response has an owner (the API key that made it); for others it does not exist.
+//! response has an owner (the API key that made it); for others neither it nor its items exist,
+//! whatever ids they chose. There are as many owners as keys.
 
 use serde_json::Value;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,9 +48,13 @@ impl Item {
     }
 }
 
-/// Counts the bytes of all turns that anybody holds, requests on their way included.
+/// Counts the bytes of all turns that anybody holds, requests on their way included: of all owners
+/// together, and of one.
 #[derive(Clone, Debug, Default)]
-pub struct Ledger(Arc<AtomicUsize>);
+pub struct Ledger {
+    total: Arc<AtomicUsize>,
+    own: Arc<AtomicUsize>,
+}
 
 /// Items that came together: the input or the output of one response.
 #[derive(Debug)]
@@ -70,7 +77,8 @@ impl Turn {
         let bytes = |item: &Item| item.json.len() + 2 * item.id.len() + OVERHEAD_BYTES;
         let n_bytes = items.iter().map(bytes).sum();
         // A counter only: nothing is ordered by it.
-        ledger.0.fetch_add(n_bytes, Ordering::Relaxed);
+        ledger.total.fetch_add(n_bytes, Ordering::Relaxed);
+        ledger.own.fetch_add(n_bytes, Ordering::Relaxed);
         let ledger = ledger.clone();
         Arc::new(Self {
             items,
@@ -88,7 +96,9 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.ledger.0.fetch_sub(self.n_bytes, Ordering::Relaxed);
+        let ledger = &self.ledger;
+        ledger.total.fetch_sub(self.n_bytes, Ordering::Relaxed);
+        ledger.own.fetch_sub(self.n_bytes, Ordering::Relaxed);
     }
 }
 
@@ -120,16 +130,66 @@ struct Entry {
     kept_at: Instant,
 }
 
+/// What one owner holds.
+struct Holding {
+    /// Ids by age, oldest first.
+    by_age: BTreeMap<u64, String>,
+    /// Which response an item belongs to.
+    items: HashMap<Box<str>, String>,
+    /// Of the entries themselves.
+    entry_bytes: usize,
+    /// Of the turns.
+    ledger: Ledger,
+}
+
+impl Holding {
+    fn new(total: &Arc<AtomicUsize>) -> Self {
+        Self {
+            by_age: BTreeMap::new(),
+            items: HashMap::new(),
+            entry_bytes: 0,
+            ledger: Ledger {
+                total: Arc::clone(total),
+                own: Arc::default(),
+            },
+        }
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.entry_bytes + self.ledger.own.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is kept, and no request on its way counts here.
+    fn is_idle(&self) -> bool {
+        self.by_age.is_empty() && Arc::strong_count(&self.ledger.own) == 1
+    }
+}
+
+/// Something that may be pushed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Oldest<'a> {
+    /// How much its owner holds, of what there is too much of.
+    owner_load: usize,
+    serial: u64,
+    id: &'a str,
+}
+
+/// Which response is pushed out: the oldest of the owner that holds most; among equals, the oldest.
+fn victim<'a>(oldest_of_owners: impl Iterator<Item = Oldest<'a>>) -> Option<&'a str> {
+    let most = oldest_of_owners.max_by_key(|one| (one.owner_load, Reverse(one.serial)));
+    most.map(|one| one.id)
+}
+
 /// See the module.
 pub struct Store {
     limits: Limits,
     entries: HashMap<String, Entry>,
     /// Ids by age, oldest first.
     by_age: BTreeMap<u64, String>,
-    /// Which response an item belongs to.
-    items: HashMap<Box<str>, String>,
+    owners: HashMap<Option<Arc<str>>, Holding>,
     next_serial: u64,
-    ledger: Ledger,
+    /// Bytes of all turns.
+    turn_bytes: Arc<AtomicUsize>,
     /// Of the entries themselves.
     entry_bytes: usize,
 }
@@ -142,17 +202,23 @@ impl Store {
             limits,
             entries: HashMap::new(),
             by_age: BTreeMap::new(),
-            items: HashMap::new(),
+            owners: HashMap::new(),
             next_serial: 0,
-            ledger: Ledger::default(),
+            turn_bytes: Arc::default(),
             entry_bytes: 0,
         }
     }
 
-    /// Where the turns of this store are counted.
+    /// Where the turns of an owner are counted.
     #[must_use]
-    pub fn ledger(&self) -> Ledger {
-        self.ledger.clone()
+    pub fn ledger(&mut self, owner: Owner<'_>) -> Ledger {
+        self.holding(owner.map(Arc::from)).ledger.clone()
+    }
+
+    fn holding(&mut self, owner: Option<Arc<str>>) -> &mut Holding {
+        let total = &self.turn_bytes;
+        let holding = self.owners.entry(owner);
+        holding.or_insert_with(|| Holding::new(total))
     }
 
     /// Responses kept.
@@ -170,11 +236,11 @@ impl Store {
     /// Bytes of all that is kept.
     #[must_use]
     pub fn n_bytes(&self) -> usize {
-        self.entry_bytes + self.ledger.0.load(Ordering::Relaxed)
+        self.entry_bytes + self.turn_bytes.load(Ordering::Relaxed)
     }
 
-    /// Keeps a response, and pushes out what no longer fits. False = it is larger than everything
-    /// that may be kept, so it is not.
+    /// Keeps a response, and pushes out what no longer fits. False = it is not kept: it is larger
+    /// than everything that may be, or than its owner's part while others hold theirs.
     pub fn keep(&mut self, kept: Kept, now: Instant) -> bool {
         self.expire(now);
         let entry = Entry {
@@ -194,20 +260,40 @@ impl Store {
         self.next_serial += 1;
         self.remove(&kept.id); // ids are random: it is not there
         self.entry_bytes += entry.n_bytes();
+        let id = kept.id;
+        let holding = self.holding(entry.owner.clone());
+        holding.entry_bytes += entry.n_bytes();
         for item in entry.own_items() {
-            self.items.insert(item.id.clone(), kept.id.clone());
+            holding.items.insert(item.id.clone(), id.clone());
         }
-        self.by_age.insert(entry.serial, kept.id.clone());
-        self.entries.insert(kept.id, entry);
-        while self.entries.len() > self.limits.responses_max
-            || self.n_bytes() > self.limits.bytes_max
-        {
-            // What is left when all entries are gone belongs to requests on their way.
-            if !self.remove_oldest() {
-                break;
-            }
+        holding.by_age.insert(entry.serial, id.clone());
+        self.by_age.insert(entry.serial, id.clone());
+        self.entries.insert(id.clone(), entry);
+        // What is left when all entries are gone belongs to requests on their way.
+        while let Some(id) = self.pushed_out() {
+            self.remove(&id);
         }
-        true
+        self.entries.contains_key(&id)
+    }
+
+    /// The response that has to go, if a bound is broken.
+    fn pushed_out(&self) -> Option<String> {
+        let load: fn(&Holding) -> usize = if self.entries.len() > self.limits.responses_max {
+            |holding| holding.by_age.len()
+        } else if self.n_bytes() > self.limits.bytes_max {
+            Holding::n_bytes
+        } else {
+            return None;
+        };
+        let oldest = self.owners.values().filter_map(|holding| {
+            let (serial, id) = holding.by_age.first_key_value()?;
+            Some(Oldest {
+                owner_load: load(holding),
+                serial: *serial,
+                id,
+            })
+        });
+        victim(oldest).map(str::to_owned)
     }
 
     /// The response object as JSON text.
@@ -233,10 +319,11 @@ impl Store {
         Some(turns)
     }
 
-    /// An item of any response, as JSON text.
+    /// An item of any response of this owner, as JSON text.
     #[must_use]
     pub fn item(&self, id: &str, owner: Owner<'_>, now: Instant) -> Option<Box<str>> {
-        let entry = self.entry(self.items.get(id)?, owner, now)?;
+        let holding = self.owners.get(&owner.map(Arc::from))?;
+        let entry = self.entry(holding.items.get(id)?, owner, now)?;
         let found = entry.own_items().find(|item| &*item.id == id);
         found.map(|item| item.json.clone())
     }
@@ -262,13 +349,10 @@ impl Store {
         while let Some((_, id)) = self.by_age.first_key_value()
             && self.is_expired(&self.entries[id], now)
         {
-            self.remove_oldest();
+            let id = id.clone();
+            self.remove(&id);
         }
-    }
-
-    fn remove_oldest(&mut self) -> bool {
-        let oldest = self.by_age.first_key_value().map(|(_, id)| id.clone());
-        oldest.is_some_and(|id| self.remove(&id))
+        self.owners.retain(|_, holding| !holding.is_idle());
     }
 
     fn remove(&mut self, id: &str) -> bool {
@@ -277,10 +361,13 @@ impl Store {
         };
         self.by_age.remove(&entry.serial);
         self.entry_bytes -= entry.n_bytes();
+        let holding = self.holding(entry.owner.clone());
+        holding.by_age.remove(&entry.serial);
+        holding.entry_bytes -= entry.n_bytes();
         for item in entry.own_items() {
             // A later response may have been given the same item; then it is that one's.
-            if self.items.get(&*item.id).is_some_and(|owner| owner == id) {
-                self.items.remove(&*item.id);
+            if holding.items.get(&*item.id).is_some_and(|of| of == id) {
+                holding.items.remove(&*item.id);
             }
         }
         true

@@ -12,8 +12,9 @@ fn limits(responses_max: usize, bytes_max: usize, ttl_s: u64) -> Limits {
     }
 }
 
-fn kept(store: &Store, id: &str, owner: Option<&str>, history: Vec<Arc<Turn>>) -> Kept {
-    let turn = |item: Value| Turn::new(&[item], &store.ledger());
+fn kept(store: &mut Store, id: &str, owner: Option<&str>, history: Vec<Arc<Turn>>) -> Kept {
+    let ledger = store.ledger(owner);
+    let turn = |item: Value| Turn::new(&[item], &ledger);
     Kept {
         id: id.to_owned(),
         owner: owner.map(Arc::from),
@@ -100,6 +101,55 @@ fn time_and_size_have_ends() {
     assert!(!keep(&mut off, ("a", None, Vec::new()), start));
 }
 
+#[test]
+fn an_item_id_means_to_each_owner_their_own_item() {
+    let mut store = Store::new(limits(9, 1 << 20, 60));
+    let now = Instant::now();
+    for (id, owner) in [("a", "alice"), ("b", "bob")] {
+        let mut kept = kept(&mut store, id, Some(owner), Vec::new());
+        let item = json!({"id": "msg_same", "text": owner});
+        kept.input = Turn::new(&[item], &store.ledger(Some(owner)));
+        assert!(store.keep(kept, now));
+    }
+    let item = |store: &Store, owner| store.item("msg_same", Some(owner), now);
+    assert!(item(&store, "alice").expect("hers").contains("alice"));
+    assert!(item(&store, "bob").expect("his").contains("bob"));
+    assert!(store.delete("b", Some("bob"), now));
+    assert!(item(&store, "alice").is_some() && item(&store, "bob").is_none());
+}
+
+#[test]
+fn a_flood_pushes_out_its_own_owner() {
+    let now = Instant::now();
+    let mut one = Store::new(limits(9, 1 << 20, 60));
+    keep(&mut one, ("a1", Some("a"), Vec::new()), now);
+    let room = one.n_bytes() * 9 / 2; // four and a half
+    for bound in [limits(4, 1 << 20, 60), limits(99, room, 60)] {
+        let mut store = Store::new(bound);
+        keep(&mut store, ("a1", Some("a"), Vec::new()), now);
+        for number in 0..20 {
+            let id = format!("b{number}");
+            assert!(keep(&mut store, (&id, Some("b"), Vec::new()), now));
+        }
+        assert!(store.json("a1", Some("a"), now).is_some());
+        assert!(store.json("b19", Some("b"), now).is_some());
+        assert!(store.json("b0", Some("b"), now).is_none());
+    }
+}
+
+#[test]
+fn the_heaviest_owner_gives_way_and_among_equals_the_oldest() {
+    let oldest = |owner_load, serial, id| Oldest {
+        owner_load,
+        serial,
+        id,
+    };
+    let of = |all: &[Oldest<'static>]| victim(all.iter().copied());
+    assert_eq!(of(&[]), None);
+    assert_eq!(of(&[oldest(1, 0, "a"), oldest(2, 5, "b")]), Some("b"));
+    assert_eq!(of(&[oldest(2, 7, "a"), oldest(2, 5, "b")]), Some("b"));
+}
+
 #[derive(Clone, Debug)]
 enum Action {
     Keep {
@@ -140,9 +190,9 @@ proptest! {
                     let owner = owner.then_some("x");
                     let history = store.history(&nth(after), owner, now).unwrap_or_default();
                     let id = format!("r{number}");
-                    let mut kept = kept(&store, &id, owner, history);
+                    let mut kept = kept(&mut store, &id, owner, history);
                     let big = json!({"id": format!("big_{id}"), "text": "x".repeat(size)});
-                    kept.output = Turn::new(&[big], &store.ledger());
+                    kept.output = Turn::new(&[big], &store.ledger(owner));
                     if store.keep(kept, now) {
                         prop_assert!(store.json(&id, owner, now).is_some());
                         let item = format!("big_{id}");
@@ -154,7 +204,10 @@ proptest! {
             prop_assert!(store.len() <= 5 && store.n_bytes() <= 20_000);
             prop_assert_eq!(store.by_age.len(), store.len());
             let n_items: usize = store.entries.values().map(|entry| entry.own_items().count()).sum();
-            prop_assert_eq!(store.items.len(), n_items);
+            let held: usize = store.owners.values().map(|holding| holding.items.len()).sum();
+            prop_assert_eq!(held, n_items);
+            let owned: usize = store.owners.values().map(Holding::n_bytes).sum();
+            prop_assert_eq!(owned, store.n_bytes());
             prop_assert_eq!(store.n_bytes() == 0, store.is_empty());
         }
     }
