@@ -93,6 +93,13 @@ impl Access {
         self.client.as_ref()?.quota.as_ref()
     }
 
+    /// Whether there may be models that it does not know of.
+    #[must_use]
+    pub fn is_restricted(&self) -> bool {
+        let client = self.client.as_ref();
+        client.is_some_and(|client| !client.config.models.is_empty())
+    }
+
     /// Whether it may use the model that has this name and these aliases, and may know of it.
     #[must_use]
     pub fn allows(&self, name: &str, aliases: &[String]) -> bool {

@@ -9,6 +9,7 @@
 
 use super::access::{Access, Client};
 use super::errors::{ApiError, ErrorCode};
+use super::wire::Request;
 use crate::config::{Config, ConfigError, KeyConfig};
 use ring::digest;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -114,7 +115,24 @@ impl Keys {
     /// Checks the headers of a request.
     ///
     /// # Errors
-    /// 401: a key is asked, and there is none or an unknown one.
+    /// As [`Self::check`], and 400 where a header with a key comes twice: a proxy may have looked at
+    /// the other one.
+    pub fn check_request(&self, request: &Request) -> Result<Access, ApiError> {
+        let one = |name: &str| {
+            let mut values = request.all(name);
+            let first = values.next();
+            match values.next() {
+                Some(_) if self.are_asked() => Err(ambiguous(&format!("'{name}' comes twice"))),
+                _ => Ok(first),
+            }
+        };
+        self.check(one("authorization")?, one("x-api-key")?)
+    }
+
+    /// Checks the headers that may hold a key.
+    ///
+    /// # Errors
+    /// 401: a key is asked, and there is none or an unknown one. 400: two different ones are given.
     pub fn check(
         &self,
         authorization: Option<&[u8]>,
@@ -123,7 +141,15 @@ impl Keys {
         if self.keys.is_empty() {
             return Ok(Access::default());
         }
-        let Some(given) = authorization.and_then(bearer).or(x_api_key) else {
+        let bearer = authorization.and_then(bearer);
+        if let (Some(one), Some(other)) = (bearer, x_api_key)
+            && one != other.trim_ascii()
+        {
+            return Err(ambiguous(
+                "'Authorization' and 'x-api-key' hold different keys",
+            ));
+        }
+        let Some(given) = bearer.or(x_api_key) else {
             return Err(ApiError::new(
                 ErrorCode::InvalidApiKey,
                 "an API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
@@ -143,6 +169,11 @@ impl Keys {
             )),
         }
     }
+}
+
+fn ambiguous(what: &str) -> ApiError {
+    let message = format!("{what}; send one key, once");
+    ApiError::new(ErrorCode::BadRequest, message)
 }
 
 /// A fresh key: 256 random bits.
@@ -281,6 +312,10 @@ mod tests {
             let error = keys.check(authorization, x_api_key).unwrap_err();
             assert_eq!(error.status(), 401);
         }
+        let both = keys.check(Some(b"Bearer secret"), Some(b"secret"));
+        assert!(both.is_ok(), "the same key twice is no doubt");
+        let differing = keys.check(Some(b"Bearer secret"), Some(b"other"));
+        assert_eq!(differing.unwrap_err().status(), 400);
         assert!(Keys::default().check(None, None).is_ok());
         assert!(!format!("{keys:?}").contains("secret"));
     }

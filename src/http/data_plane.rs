@@ -130,6 +130,7 @@ impl DataPlane {
             Route::Root => exchange.json(&ops::root(state)),
             Route::Health => exchange.ops(&ops::health(state)),
             Route::Ready => exchange.ops(&ops::ready(state)),
+            Route::Metrics if access.is_restricted() => exchange.error(&metrics_elsewhere()),
             Route::Metrics => exchange.ops(&ops::metrics(state)),
             Route::OpenApi => exchange.ops(&openapi::page(openapi::data_plane())),
             Route::Models => exchange.json(&models::list(state, &access, request.query())),
@@ -174,15 +175,15 @@ impl DataPlane {
         if route.is_open() {
             return Ok(Access::default());
         }
-        let (bearer, key) = (request.header("authorization"), request.header("x-api-key"));
         if matches!(route, Route::LmStudio(route) if route.is_for_operators()) {
-            let is_operator = self.admin_keys.check(bearer, key).is_ok();
-            return match self.admin_keys.are_asked() && is_operator {
-                true => Ok(Access::default()),
-                false => Err(for_operators(request.path())),
+            let checked = self.admin_keys.check_request(request);
+            return match checked {
+                Err(error) if error.code == ErrorCode::BadRequest => Err(error),
+                Ok(_) if self.admin_keys.are_asked() => Ok(Access::default()),
+                _ => Err(for_operators(request.path())),
             };
         }
-        let access = self.state.keys().check(bearer, key)?;
+        let access = self.state.keys().check_request(request)?;
         exchange.record.key = access.name().cloned();
         exchange.limit(access.quota());
         let is_work = request.method() == "POST" && !matches!(route, Route::Cancel(_));
@@ -212,6 +213,13 @@ fn for_operators(path: &str) -> ApiError {
         "{path} needs the management key (`management.admin_key`) as 'Authorization: Bearer KEY'; \
          without one loads and unloads are on the management plane"
     );
+    ApiError::new(ErrorCode::Forbidden, message)
+}
+
+/// Metrics name all models, also those that a key with a list of models may not know of.
+fn metrics_elsewhere() -> ApiError {
+    let message = "metrics tell of all models, and this key is for some (`models`); /metrics is on the \
+                   management plane (127.0.0.1:8081 unless told otherwise) as well";
     ApiError::new(ErrorCode::Forbidden, message)
 }
 

@@ -4,6 +4,7 @@
 //! The route decides, so that a refused key or an overload speaks the dialect that the client reads.
 
 use super::errors::{ApiError, ErrorCode};
+use super::router::known_path;
 use serde_json::{Value, json};
 
 /// Whose error bodies are written.
@@ -24,12 +25,16 @@ pub enum ErrorStyle {
 const OVERLOADED: u16 = 529;
 
 impl ErrorStyle {
-    /// Of a path that has not been looked up: what the connection layer refuses by itself.
+    /// Of a path whose method or rest may be wrong, or that was refused before it was looked up.
     #[must_use]
-    pub fn of_path(path: &str) -> Self {
-        match path.strip_prefix("/v1/messages") {
-            Some("") => Self::Anthropic,
-            Some(rest) if rest.starts_with(['/', '?']) => Self::Anthropic,
+    pub fn of_path(target: &str) -> Self {
+        let path = target.split('?').next().unwrap_or_default();
+        if let Some(route) = known_path(path) {
+            return route.error_style();
+        }
+        match path {
+            _ if path.starts_with("/v1/messages/") => Self::Anthropic,
+            _ if path.starts_with("/api/v1/") => Self::LmStudio,
             _ => Self::OpenAi,
         }
     }
@@ -92,7 +97,8 @@ fn llama_server_error(error: &ApiError) -> Value {
         (_, 403) => "permission_error",
         (_, 404) => "not_found_error",
         (_, 501) => "not_supported_error",
-        (_, 503 | 429) => "unavailable_error",
+        (_, 429) => "rate_limit_error",
+        (_, 503) => "unavailable_error",
         (_, 400..=499) => "invalid_request_error",
         _ => "server_error",
     };
@@ -107,11 +113,15 @@ fn llama_server_error(error: &ApiError) -> Value {
     body
 }
 
-/// LM Studio knows few kinds.
+/// LM Studio names few kinds; the words for the others are those of its neighbours.
 fn lm_studio_type(error: &ApiError) -> &'static str {
     match (error.code, error.status()) {
         (ErrorCode::ModelNotFound, _) => "model_not_found",
         (ErrorCode::NotImplemented | ErrorCode::UnsupportedParameter, _) => "not_implemented",
+        (_, 401) => "authentication_error",
+        (_, 403) => "permission_error",
+        (_, 429) => "rate_limit_error",
+        (_, 503) => "unavailable_error",
         (_, 400..=499) => "invalid_request",
         (ErrorCode::InternalError, _) => "internal_error",
         _ => "unknown",
@@ -163,6 +173,36 @@ mod tests {
         }
         for path in ["/v1/messagesx", "/v1/responses", ""] {
             assert_eq!(ErrorStyle::of_path(path), ErrorStyle::OpenAi);
+        }
+    }
+
+    #[test]
+    fn a_wrong_method_is_refused_in_the_dialect_of_its_path() {
+        for (path, style) in [
+            ("/completion", ErrorStyle::LlamaServer),
+            ("/tokenize", ErrorStyle::LlamaServer),
+            ("/props", ErrorStyle::LlamaServer),
+            ("/api/v1/chat", ErrorStyle::LmStudio),
+            ("/api/v1/nothing", ErrorStyle::LmStudio),
+            ("/api/v0/models", ErrorStyle::OpenAi),
+            ("/v1/messages/", ErrorStyle::Anthropic),
+        ] {
+            assert_eq!(ErrorStyle::of_path(path), style, "{path}");
+        }
+    }
+
+    #[test]
+    fn limits_and_load_have_types_in_every_dialect() {
+        let kind = |style: ErrorStyle, status| {
+            let error = ApiError::new(ErrorCode::from_status(status), "x");
+            assert_eq!(error.status(), status);
+            style.body(&error)["error"]["type"].clone()
+        };
+        let limited = ApiError::new(ErrorCode::RateLimitExceeded, "x");
+        for style in [ErrorStyle::LlamaServer, ErrorStyle::LmStudio] {
+            assert_eq!(kind(style, 401), "authentication_error");
+            assert_eq!(kind(style, 503), "unavailable_error");
+            assert_eq!(style.body(&limited)["error"]["type"], "rate_limit_error");
         }
     }
 

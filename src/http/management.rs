@@ -144,8 +144,7 @@ impl Handler for Plane {
 impl Plane {
     fn answer_to(&self, request: &Request) -> Result<OpsAnswer, ApiError> {
         let header = |name: &str| request.header_str(name);
-        let (bearer, key) = (request.header("authorization"), request.header("x-api-key"));
-        self.keys.check(bearer, key)?;
+        self.keys.check_request(request)?;
         let route = route(request.method(), request.path())?;
         self.guard.check(&route, header("host"), header("origin"))?;
         if request.method() == "OPTIONS" {

@@ -206,7 +206,8 @@ pub fn route(method: &str, path: &str) -> Result<Route, ApiError> {
     })
 }
 
-fn known_path(path: &str) -> Option<Route> {
+/// The route of a path without its query, whatever the method.
+pub(super) fn known_path(path: &str) -> Option<Route> {
     let path = match path.strip_suffix('/') {
         Some(shorter) if !shorter.is_empty() => shorter,
         _ => path,

@@ -42,6 +42,7 @@ type Refusal = (&'static str, fn(&Value) -> bool, &'static str);
 
 const REFUSALS: &[Refusal] = &[
     ("lora", is_empty, "adapters are not built"),
+    ("image_data", is_empty, "models here take text only"),
     (
         "post_sampling_probs",
         is_off,

@@ -7,7 +7,7 @@
 
 use super::chat_shape::{ChatShape, Keeper};
 use super::check_ttl;
-use crate::http::dialect::{ChatBody, Origins};
+use crate::http::dialect::{ChatBody, Foreign, Origins};
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::Exchange;
 use crate::http::generation::call::Call;
@@ -32,6 +32,12 @@ const CONSUMED: &[&str] = &[
     "reasoning",
     "max_output_tokens",
     "previous_response_id",
+];
+
+/// Fields of chat completions that this API has another word for, or none.
+const FOREIGN: &[Foreign] = &[
+    ("messages", "use 'input' and 'system_prompt'"),
+    ("tools", "use /v1/chat/completions for tools of the client"),
 ];
 
 /// See the module.
@@ -111,7 +117,7 @@ fn chat_body(body: &Map<String, Value>, history: &[Arc<Turn>]) -> Result<Transla
         return Err(ApiError::unsupported("integrations", why));
     }
     fields.integer("n", 1..=1)?; // one answer is all that this route has
-    let mut chat = ChatBody::new(body, CONSUMED, &[], "input", &[])?;
+    let mut chat = ChatBody::new(body, CONSUMED, FOREIGN, "input", &[])?;
     let system = fields.string("system_prompt")?;
     let mut input = Vec::new();
     if let Some(system) = system {
@@ -263,6 +269,8 @@ mod tests {
                 "max_output_tokens",
             ),
             (json!({"input": "x", "n": 2}), "n"),
+            (json!({"input": "x", "messages": []}), "messages"),
+            (json!({"input": "x", "tools": []}), "tools"),
             (json!({"input": "x", "ttl": -1}), "ttl"),
         ] {
             let error = translated(&body).expect_err(&body.to_string());

@@ -28,7 +28,8 @@ pub(super) fn load(call: &Call<'_>) -> Result<Value, ApiError> {
     fields.flag("flash_attention", false)?;
     fields.flag("offload_kv_cache_to_gpu", false)?;
     let mut overrides = Map::new();
-    if let Some(context_length) = fields.count("context_length", 1)? {
+    let context_length = fields.count("context_length", 1)?;
+    if let Some(context_length) = context_length {
         overrides.insert("context_length".to_owned(), context_length.into());
     }
     let started = Instant::now();
@@ -51,12 +52,28 @@ pub(super) fn load(call: &Call<'_>) -> Result<Value, ApiError> {
             return Err(ApiError::param(ErrorCode::ModelLoading, "model", message));
         }
     }
+    let model = pool.get(&ticket.model);
+    // A model that was there already keeps the context that it has.
+    if let (Some(wanted), Some(model)) = (context_length, &model)
+        && !ticket.is_new
+        && model.context_length != wanted
+    {
+        let message = format!(
+            "the model '{name}' is loaded with a context of {} tokens; unload it first",
+            model.context_length
+        );
+        return Err(ApiError::param(
+            ErrorCode::Conflict,
+            "context_length",
+            message,
+        ));
+    }
     let mut answer = json!({
         "type": "llm", "instance_id": ticket.model, "status": "loaded",
         "load_time_seconds": started.elapsed().as_secs_f64(),
     });
     if fields.flag("echo_load_config", false)?
-        && let Some(model) = pool.get(&ticket.model)
+        && let Some(model) = model
     {
         answer["load_config"] = json!({"context_length": model.context_length});
     }

@@ -33,6 +33,10 @@ impl ChatRequest {
     /// Reads and checks a request.
     pub fn parse(body: &Map<String, Value>, vocab_size: Option<usize>) -> Result<Self, ApiError> {
         let fields = Fields::new(body);
+        if fields.flag("echo", false)? {
+            let why = "a chat does not repeat its messages; /v1/completions repeats its prompt";
+            return Err(ApiError::unsupported("echo", why));
+        }
         Ok(Self {
             common: CommonOptions::parse(&fields, vocab_size)?,
             conversation: Conversation::parse(&fields, true)?,
@@ -125,9 +129,9 @@ fn tells_thoughts(fields: &Fields<'_>) -> Result<bool, ApiError> {
     }
 }
 
-/// `max_completion_tokens` wins over `max_tokens`; -1 means "no limit", as LM Studio clients say.
+/// `max_completion_tokens` wins over `max_tokens`, and both over llama-server's `n_predict`; -1 means "no limit", as LM Studio clients say.
 fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
-    for name in ["max_completion_tokens", "max_tokens"] {
+    for name in ["max_completion_tokens", "max_tokens", "n_predict"] {
         match fields.integer(name, -1..=i64::from(u32::MAX))? {
             None => {}
             Some(-1) => return Ok(None),
@@ -378,6 +382,15 @@ mod tests {
         );
         assert_eq!(limit(json!({"max_tokens": 5})), Some(5));
         assert_eq!(limit(json!({"max_tokens": -1})), None);
+        assert_eq!(limit(json!({"n_predict": 9})), Some(9));
+        assert_eq!(limit(json!({"n_predict": 9, "max_tokens": 5})), Some(5));
+    }
+
+    #[test]
+    fn an_echo_is_for_completions() {
+        assert!(parse(json!({"messages": user("x"), "echo": false})).is_ok());
+        let error = parse(json!({"messages": user("x"), "echo": true})).unwrap_err();
+        assert_eq!(error.code, ErrorCode::UnsupportedParameter);
     }
 
     #[test]

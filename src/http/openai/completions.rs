@@ -68,7 +68,12 @@ impl CompletionRequest {
             ));
         }
         let echo = fields.flag("echo", false)?;
-        let max_tokens = match fields.integer("max_tokens", -1..=i64::from(u32::MAX))? {
+        let limit = |name| fields.integer(name, -1..=i64::from(u32::MAX));
+        let max_tokens = match limit("max_tokens")? {
+            None => limit("n_predict")?, // llama-server's name
+            given => given,
+        };
+        let max_tokens = match max_tokens {
             None => MAX_TOKENS_DEFAULT,
             Some(0) if !echo => {
                 return Err(ApiError::invalid(

@@ -56,6 +56,12 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(name, why));
         }
     }
+    for name in ["pooling", "task", "input_type"] {
+        if fields.get(name).is_some() {
+            let why = "the model file says how vectors are made; write a task's words into 'input'";
+            return Err(ApiError::unsupported(name, why));
+        }
+    }
     Ok(())
 }
 

@@ -113,10 +113,7 @@ impl CommonOptions {
 
 fn sampling(fields: &Fields<'_>, vocab_size: usize) -> Result<SamplingParams, ApiError> {
     let default = SamplingParams::default();
-    let repetition = match fields.number("repetition_penalty", 0.01..=10.0)? {
-        Some(penalty) => Some(penalty),
-        None => fields.number("repeat_penalty", 0.01..=10.0)?,
-    };
+    let repetition = repetition_penalty(fields)?;
     // -1 means "all" in llama-server (last_n) and in vLLM (top_k).
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
     let last_n = fields.integer("repeat_last_n", -1..=i64::from(u32::MAX))?;
@@ -141,6 +138,18 @@ fn sampling(fields: &Fields<'_>, vocab_size: usize) -> Result<SamplingParams, Ap
         seed: seed(fields)?,
         extra: None,
     })
+}
+
+/// vLLM's name and llama-server's.
+fn repetition_penalty(fields: &Fields<'_>) -> Result<Option<f32>, ApiError> {
+    let number = |name| fields.number(name, 0.01..=10.0);
+    match (number("repetition_penalty")?, number("repeat_penalty")?) {
+        (Some(one), Some(other)) if one != other => Err(ApiError::invalid(
+            "repeat_penalty",
+            "'repeat_penalty' and 'repetition_penalty' are two names of one thing, and differ",
+        )),
+        (one, other) => Ok(one.or(other)),
+    }
 }
 
 /// Any 64-bit integer; negative ones keep their bits. -1 means "random" in llama-server.
@@ -284,6 +293,38 @@ const REFUSALS: &[Refusal] = &[
     ),
     ("return_token_ids", is_off, "token ids are not returned"),
     ("lora", is_empty, "adapters are not built"),
+    ("lora_path", is_empty, "adapters are not built"),
+    ("lora_request", is_empty, "adapters are not built"),
+    (
+        "documents",
+        is_empty,
+        "put their text into a message, or what the template reads into 'chat_template_kwargs'",
+    ),
+    (
+        "no_repeat_ngram_size",
+        is_off,
+        "use 'dry_multiplier' against repetitions",
+    ),
+    (
+        "logits_processors",
+        is_empty,
+        "no code of clients runs here",
+    ),
+    (
+        "custom_logit_processor",
+        is_empty,
+        "no code of clients runs here",
+    ),
+    ("sampling_seed", is_negative, "use 'seed'"),
+    ("tfs_z", is_one, "tail-free sampling is not built"),
+    ("top_a", is_off, "use 'min_p'"),
+    ("guidance_scale", is_one, "guidance is not built"),
+    ("negative_prompt", is_empty, "guidance is not built"),
+    (
+        "parse_tool_calls",
+        is_true,
+        "calls are always told apart from the text",
+    ),
     (
         "chat_template",
         never,
@@ -325,6 +366,14 @@ fn is_empty(value: &Value) -> bool {
 
 fn is_off(value: &Value) -> bool {
     value == &Value::Bool(false) || value.as_f64().is_some_and(|number| number <= 0.0)
+}
+
+fn is_true(value: &Value) -> bool {
+    value == &Value::Bool(true)
+}
+
+fn is_one(value: &Value) -> bool {
+    value.as_f64() == Some(1.0)
 }
 
 fn is_negative(value: &Value) -> bool {
@@ -430,6 +479,10 @@ mod tests {
             ),
             (json!({"presence_penalty": 3}), "presence_penalty"),
             (json!({"min_tokens": -1}), "min_tokens"),
+            (
+                json!({"repeat_penalty": 1.1, "repetition_penalty": 1.2}),
+                "repeat_penalty",
+            ),
         ];
         for (body, param) in cases {
             let error = parse(body.clone()).expect_err(&body.to_string());
@@ -445,6 +498,18 @@ mod tests {
             json!({"function_call": {"name": "f"}}),
             json!({"adaptive_target": 0.5}),
             json!({"return_token_ids": true}),
+            json!({"documents": [{"text": "x"}]}),
+            json!({"lora_path": "x"}),
+            json!({"lora_request": {"lora_name": "x"}}),
+            json!({"no_repeat_ngram_size": 3}),
+            json!({"logits_processors": ["x"]}),
+            json!({"custom_logit_processor": "x"}),
+            json!({"sampling_seed": 1}),
+            json!({"tfs_z": 0.9}),
+            json!({"top_a": 0.1}),
+            json!({"guidance_scale": 2}),
+            json!({"negative_prompt": "x"}),
+            json!({"parse_tool_calls": false}),
         ] {
             let error = parse(body.clone()).expect_err(&body.to_string());
             assert_eq!(error.code, ErrorCode::UnsupportedParameter, "{body}");
@@ -452,6 +517,10 @@ mod tests {
         for body in [
             json!({"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
             json!({"tools": null, "adaptive_target": -1, "use_beam_search": false}),
+            json!({"documents": [], "lora_path": null, "no_repeat_ngram_size": 0, "tfs_z": 1.0,
+                   "top_a": 0, "guidance_scale": 1, "negative_prompt": "",
+                   "parse_tool_calls": true, "logits_processors": []}),
+            json!({"repeat_penalty": 1.1, "repetition_penalty": 1.1}),
         ] {
             parse(body.clone()).unwrap_or_else(|error| panic!("{body}: {error}"));
         }

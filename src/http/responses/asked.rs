@@ -82,6 +82,12 @@ const INCLUDABLE: &[&str] = &[
     "web_search_call.action.sources", "message.input_image.image_url",
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ];
+/// Known values of `service_tier`; all are served alike.
+const TIERS: &[&str] = &["auto", "default", "flex", "scale", "priority"];
+/// Of `text.verbosity`.
+const VERBOSITIES: &[&str] = &["low", "medium", "high"];
+/// Of `reasoning.effort`.
+const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh"];
 /// Most pairs of `metadata`, and their sizes in characters.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 
@@ -217,13 +223,18 @@ fn plain_echo(fields: &Fields<'_>) -> Result<Echo, ApiError> {
         }
     }
     let text = |name: &str| fields.string(name).map(|text| text.map(str::to_owned));
-    fields.string("service_tier")?;
+    one_of("service_tier", fields.string("service_tier")?, TIERS)?;
+    let previous = text("previous_response_id")?;
+    if previous.as_deref() == Some("") {
+        let text = "'previous_response_id' is empty; leave it out to begin anew";
+        return Err(ApiError::invalid("previous_response_id", text));
+    }
     Ok(Echo {
         instructions: text("instructions")?,
         max_output_tokens: None,
         max_tool_calls: fields.count("max_tool_calls", 1)?,
         parallel_tool_calls: fields.flag("parallel_tool_calls", true)?,
-        previous_response_id: text("previous_response_id")?.filter(|id| !id.is_empty()),
+        previous_response_id: previous,
         prompt_cache_key: text("prompt_cache_key")?,
         reasoning: json!({"effort": null, "summary": null}),
         safety_identifier: text("safety_identifier")?,
@@ -237,6 +248,21 @@ fn plain_echo(fields: &Fields<'_>) -> Result<Echo, ApiError> {
         user: text("user")?,
         metadata: metadata(fields)?,
     })
+}
+
+/// A word that is given must be a known one.
+fn one_of(place: &str, given: Option<&str>, known: &[&str]) -> Result<(), ApiError> {
+    match given {
+        Some(word) if !known.contains(&word) => {
+            let text = format!(
+                "'{place}' is '{}'; known: {}",
+                shown(word),
+                known.join(", ")
+            );
+            Err(ApiError::invalid(place, text))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// As it was given; chat completions check it. Both default to 1 there.
@@ -323,6 +349,7 @@ fn text_form(fields: &Fields<'_>, chat: &mut ChatBody, echo: &mut Echo) -> Resul
         .string("verbosity")
         .map_err(|error| inside("text", error))?
     {
+        one_of("text.verbosity", Some(verbosity), VERBOSITIES)?;
         chat.set("verbosity", verbosity, "text.verbosity");
         echo.text["verbosity"] = Value::from(verbosity);
     }
@@ -359,6 +386,7 @@ fn reasoning(fields: &Fields<'_>, chat: &mut ChatBody, echo: &mut Echo) -> Resul
             .map_err(|error| inside("reasoning", error))
     };
     if let Some(effort) = text("effort")? {
+        one_of("reasoning.effort", Some(effort), EFFORTS)?;
         chat.set("reasoning_effort", effort, "reasoning.effort");
         echo.reasoning["effort"] = Value::from(effort);
     }

@@ -66,8 +66,8 @@ fn a_response_goes_on_where_another_ended_without_its_instructions() {
         owner: Some("alice".into()),
         json: Arc::from(*b"{}"),
         history: Vec::new(),
-        input: responses.turn(&[item("user", "one")], None),
-        output: responses.turn(&[item("assistant", "two")], None),
+        input: responses.turn(&[item("user", "one")], Some("alice")),
+        output: responses.turn(&[item("assistant", "two")], Some("alice")),
     });
     let body = json!({"input": [{"type": "item_reference", "id": "one"}, item("user", "three")],
                       "previous_response_id": "resp_1", "instructions": "new"});
@@ -118,6 +118,10 @@ fn faults_are_told_by_the_fields_of_this_api() {
         (json!({"text": {"format": "x"}}), "text.format"),
         (json!({"text": {"format": {"type": 1}}}), "text.format.type"),
         (json!({"reasoning": {"effort": 1}}), "reasoning.effort"),
+        (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort"),
+        (json!({"text": {"verbosity": "loud"}}), "text.verbosity"),
+        (json!({"service_tier": "gold"}), "service_tier"),
+        (json!({"previous_response_id": ""}), "previous_response_id"),
         (json!({"stream_options": {}}), "stream_options"),
         (
             json!({"tools": [tool, {"type": "web_search"}]}),
