@@ -13,6 +13,7 @@ mod models;
 mod pool;
 mod pooling;
 mod responses;
+mod restart;
 mod tables;
 
 pub use backends::{

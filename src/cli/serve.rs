@@ -281,6 +281,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     let mut own_args = args.clone();
     own_args.host = Some(config.server.host); // where it listens, whatever the file says by then
     server.state().set_config_source(config_again(own_args)?);
+    server.state().set_started_with(config.clone());
     tracing::info!(address = %server.address(), "listening; the models are loading");
     announce(&server);
     match load_until_signal(Arc::clone(&pool), &signals) {

@@ -58,6 +58,8 @@ pub struct ServerState {
     /// Weak, because the wire's handler holds this state.
     wire: OnceLock<Weak<WireServer>>,
     config_source: OnceLock<ConfigSource>,
+    /// What the server was started with, where a reload can compare.
+    started_with: OnceLock<Config>,
 }
 
 /// Reads the configuration again; Err says what is wrong with it.
@@ -81,6 +83,7 @@ impl ServerState {
             keys: RwLock::default(),
             wire: OnceLock::new(),
             config_source: OnceLock::new(),
+            started_with: OnceLock::new(),
         }
     }
 
@@ -98,6 +101,19 @@ impl ServerState {
     /// How to read the configuration again; the first call counts.
     pub fn set_config_source(&self, source: ConfigSource) {
         self.config_source.get_or_init(|| source);
+    }
+
+    /// The configuration that the server was started with; the first call counts.
+    pub fn set_started_with(&self, config: Config) {
+        self.started_with.get_or_init(|| config);
+    }
+
+    /// Sections in which `new` differs from what the server was started with and that it cannot take over;
+    /// none where that is not known.
+    #[must_use]
+    pub fn needs_restart(&self, new: &Config) -> Vec<&'static str> {
+        let started_with = self.started_with.get();
+        started_with.map_or_else(Vec::new, |old| old.needs_restart(new))
     }
 
     /// The configuration as it is written now; None where nobody said how to read it.

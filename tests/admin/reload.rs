@@ -45,7 +45,7 @@ fn unloaded_models_follow_the_configuration_and_loaded_ones_stay() {
     let answer = reload();
     let expected = json!({
         "added": ["new"], "removed": ["gone"], "changed": ["changed"], "unchanged": ["same"],
-        "left_alone": ["loaded"], "keys": 0,
+        "left_alone": ["loaded"], "keys": 0, "needs_restart": [],
     });
     assert_eq!((answer.status, answer.json()), (200, expected));
     assert_eq!(server.admin().get("/v1/admin/models/gone").status, 404);
@@ -72,6 +72,15 @@ fn unloaded_models_follow_the_configuration_and_loaded_ones_stay() {
     assert_error(&reload(), 409, "conflict");
     assert_eq!(server.admin().get("/v1/admin/models/thief").status, 404);
     assert_eq!(server.state("changed"), "unloaded", "nothing was changed");
+    let mut started_with = Config::default();
+    started_with.pool.load_threads += 1;
+    server.server().state().set_started_with(started_with);
+    *written.lock() = Ok(vec![echo("new")]);
+    let empty = server.post("/v1/admin/reload", &json!({}));
+    assert_eq!(
+        (empty.status, &empty.json()["needs_restart"]),
+        (200, &json!(["pool"]))
+    );
     let with_body = server.post("/v1/admin/reload", &json!({"path": "other.toml"}));
     assert_error(&with_body, 400, "bad_request");
 }

@@ -2,7 +2,7 @@
 //!
 //! The keys of the data plane are read again too, and count for whatever comes from then on. Models that are
 //! loaded or on their way are never touched; listeners and limits of the server itself stay as they were at
-//! start. What is not here: where the configuration comes from, which
+//! start, and the answer names the sections that a restart would change. What is not here: where the configuration comes from, which
 //! whoever started the server told its state (`ServerState::set_config_source`).
 
 use super::AdminCall;
@@ -29,6 +29,7 @@ pub(super) fn answer(call: &AdminCall<'_>) -> Result<OpsAnswer, ApiError> {
     let config = config.map_err(faulty)?;
     let keys = Keys::of_data_plane(&config, &call.state.keys());
     let keys = keys.map_err(|error| faulty(error.to_string()))?;
+    let needs_restart = call.state.needs_restart(&config);
     let report = call.state.pool().reload(config.models).map_err(|taken| {
         ApiError::new(ErrorCode::Conflict, format!("nothing was changed: {taken}"))
     })?;
@@ -36,7 +37,7 @@ pub(super) fn answer(call: &AdminCall<'_>) -> Result<OpsAnswer, ApiError> {
     call.state.set_keys(keys);
     tracing::info!(
         added = ?report.added, removed = ?report.removed, changed = ?report.changed,
-        left_alone = ?report.left_alone, "configuration read again"
+        left_alone = ?report.left_alone, ?needs_restart, "configuration read again"
     );
     let body = json!({
         "added": report.added,
@@ -45,6 +46,7 @@ pub(super) fn answer(call: &AdminCall<'_>) -> Result<OpsAnswer, ApiError> {
         "unchanged": report.unchanged,
         "left_alone": report.left_alone,
         "keys": n_keys,
+        "needs_restart": needs_restart,
     });
     Ok(OpsAnswer::json(200, &body))
 }

@@ -107,6 +107,7 @@ fn schemas(api: &mut Api) {
         json!({
             "added": names(), "removed": names(), "changed": names(), "unchanged": names(),
             "left_alone": names(), "keys": integer("keys of the data plane"),
+            "needs_restart": array(string("a section of the file that changed and counts at the next start")),
         }),
     );
     api.schema("Reloaded", reloaded);
