@@ -97,26 +97,6 @@ fn waiting_requests_leave_threads_for_others() {
 }
 
 #[test]
-fn who_may_not_wait_any_more_is_told() {
-    let server = TestServer::start(vec![echo("slow")]);
-    let mut waiting: Vec<_> = (0..12).map(|_| server.served()).collect();
-    for client in &mut waiting {
-        client.send("POST", "/v1/admin/models/slow/load?wait_s=600", &[], "");
-    }
-    server.wait_for_state("slow", "loading");
-    // As soon as all twelve wait.
-    super::wait_for("a refusal to wait", || {
-        let answer = server.post("/v1/admin/models/slow/load?wait_s=0.05", &Value::Null);
-        let body = answer.json();
-        answer.status == 202 && body["waited"] == false && body["waited_reason"].is_string()
-    });
-    server.permits.send(()).expect("room");
-    for client in &mut waiting {
-        assert_eq!(client.read_answer().status, 200);
-    }
-}
-
-#[test]
 fn a_failed_load_says_why_and_may_be_tried_again() {
     let server = TestServer::start(vec![echo("broken")]);
     for _ in 0..2 {
