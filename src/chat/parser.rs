@@ -42,6 +42,8 @@ pub struct CallOptions {
     pub family: Family,
     /// The tools that were offered.
     pub tools: Vec<ToolShape>,
+    /// The answer is held to calls, so that what is left at its end is no text but half a call.
+    pub must_call: bool,
 }
 
 /// See [`ParserOptions`].
@@ -63,6 +65,8 @@ pub struct AnswerParser {
     /// What was taken out of `held` and is text unless a call follows.
     unproven: String,
     n_calls: u32,
+    /// A call that had to come was cut before its arguments, and dropped.
+    has_lost_call: bool,
 }
 
 /// Calls that follow each other.
@@ -113,6 +117,7 @@ impl Default for AnswerParser {
             held: String::new(),
             unproven: String::new(),
             n_calls: 0,
+            has_lost_call: false,
         }
     }
 }
@@ -139,6 +144,13 @@ impl AnswerParser {
         self.n_calls > 0
     }
 
+    /// Whether the text so far ends within a call: in its arguments, or before them where a call had
+    /// to come. At the end of an answer: the call was cut.
+    #[must_use]
+    pub fn ends_in_call(&self) -> bool {
+        self.has_lost_call || matches!(self.state, State::Value { .. })
+    }
+
     /// Whether what comes next belongs to thoughts.
     #[must_use]
     pub fn is_thinking(&self) -> bool {
@@ -163,9 +175,17 @@ impl AnswerParser {
 
     /// The answer has ended; appends what was held back.
     pub fn finish(&mut self, parts: &mut Vec<Part>) {
+        let n_before = parts.len();
         while self.step(true, parts) {}
         let left = std::mem::take(&mut self.unproven) + &std::mem::take(&mut self.held);
         push_text(parts, &left);
+        if self.calls().is_some_and(|calls| calls.must_call) {
+            let mut last = parts.split_off(n_before);
+            let n_told = last.len();
+            last.retain(|part| !matches!(part, Part::Text(_)));
+            self.has_lost_call |= last.len() < n_told && self.n_calls == 0;
+            parts.append(&mut last);
+        }
     }
 
     fn calls(&self) -> Option<&CallOptions> {
@@ -382,12 +402,13 @@ impl AnswerParser {
         let arguments = match reader.value() {
             Ok(raw) => arguments_text(raw),
             Err(Stop::More) if !is_final => return false,
-            Err(Stop::More) if !self.held.is_empty() => {
+            Err(Stop::More) => {
+                // Cut: what is missing is not made up.
                 let left = std::mem::take(&mut self.held);
                 self.argue(left, parts);
                 return false;
             }
-            Err(Stop::More | Stop::Bad) => "{}".to_owned(),
+            Err(Stop::Bad) => "{}".to_owned(),
         };
         let n_bytes = reader.at();
         self.held.drain(..n_bytes);

@@ -13,6 +13,7 @@ fn options(family: Option<Family>, thinks: Option<bool>) -> Arc<ParserOptions> {
         calls: family.map(|family| CallOptions {
             family,
             tools: vec![tool("weather"), tool("add")],
+            must_call: false,
         }),
         reasoning: thinks.map(|is_open| ReasoningOptions {
             marks: THINK_MARKS[0],
@@ -204,6 +205,57 @@ fn calls_that_break_off_keep_what_there_is() {
     for (text, arguments) in table {
         check(&hermes, text, ("", "", &[("add", arguments)]));
     }
+}
+
+/// The parts of a text, and whether it ends within a call.
+fn ends(options: &Arc<ParserOptions>, text: &str) -> (Vec<Part>, bool) {
+    let mut parser = AnswerParser::new(Arc::clone(options));
+    let mut parts = Vec::new();
+    parser.push(text.to_owned(), &mut parts);
+    parser.finish(&mut parts);
+    (parts, parser.ends_in_call())
+}
+
+#[test]
+fn a_call_that_was_cut_is_told_from_a_whole_one() {
+    let hermes = options(Some(Family::Hermes), None);
+    let start = "<tool_call>{\"name\": \"add\", \"arguments\": ";
+    #[rustfmt::skip]
+    let table = [
+        ("{\"x\": \"", true), ("{", true), ("\"{", true), ("nul", true),
+        ("{\"x\": 1}", false), ("{\"x\": 1}}", false), ("{}}</tool_call>", false),
+        ("{}}</tool_call>\n<tool_call>", false),
+    ];
+    for (rest, is_cut) in table {
+        let text = format!("{start}{rest}");
+        assert_eq!(ends(&hermes, &text).1, is_cut, "{text}");
+    }
+    let second = format!("{start}{{}}}}</tool_call>{start}{{\"x");
+    assert!(ends(&hermes, &second).1);
+    assert!(!ends(&hermes, "plain").1);
+}
+
+#[test]
+fn a_forced_call_that_was_cut_before_its_arguments_is_no_text() {
+    let mut forced = (*options(Some(Family::Hermes), Some(false))).clone();
+    if let Some(calls) = forced.calls.as_mut() {
+        calls.must_call = true;
+    }
+    let forced = Arc::new(forced);
+    for text in [
+        "<",
+        "<tool_call>",
+        "<tool_call>\n{\"name\": \"ad",
+        "{\"name\": \"add\", ",
+    ] {
+        assert_eq!(ends(&forced, text), (Vec::new(), true), "{text}");
+    }
+    let thought = Part::Reasoning("hm".into());
+    let found = ends(&forced, "<think>hm</think><tool");
+    assert_eq!(found, (vec![thought], true));
+    let whole = "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+    let (parts, is_cut) = ends(&forced, &format!("{whole}\n<tool_call>\n{{\"na"));
+    assert_eq!((parts.len(), is_cut), (2, false), "{parts:?}");
 }
 
 #[test]

@@ -44,6 +44,16 @@ impl Answer {
         &self.blocks
     }
 
+    /// What a whole message shows: all but calls whose arguments are no object. `is_cut`: more would
+    /// have come.
+    #[must_use]
+    pub fn shown(&self, is_cut: bool) -> Vec<&Block> {
+        let n_before = self.blocks.len().saturating_sub(1);
+        let blocks = self.blocks.iter().enumerate();
+        let sound = blocks.filter(|(index, block)| block.is_sound(is_cut && *index == n_before));
+        sound.map(|(_, block)| block).collect()
+    }
+
     /// The next thing said. `call_id` names a call that begins.
     pub fn push(
         &mut self,

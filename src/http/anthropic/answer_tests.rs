@@ -123,6 +123,35 @@ fn thoughts_are_shown_as_asked() {
     assert_eq!(blocks, json!([{"type": "text", "text": ""}]));
 }
 
+#[test]
+fn a_cut_call_is_left_out_of_a_whole_message() {
+    let begin = |index: u32| Part::CallBegin {
+        index,
+        name: "f".to_owned(),
+    };
+    let argue = |index: u32, fragment: &str| Part::CallArguments {
+        index,
+        fragment: fragment.to_owned(),
+    };
+    let whole = [begin(0), argue(0, "{\"a\":1}"), begin(1)];
+    for (fragment, is_cut, n_shown) in [
+        ("{\"b\": \"", true, 1),
+        ("{\"b\": \"", false, 1),
+        ("", true, 1),
+        ("", false, 2),
+        ("{}", true, 2),
+        ("[1]", false, 1),
+    ] {
+        let parts = [&whole[..], &[argue(1, fragment)]].concat();
+        let (answer, events) = events_of(Thinking::Shown, &parts);
+        assert_eq!(answer.shown(is_cut).len(), n_shown, "{fragment} {is_cut}");
+        // A stream has told of it, and its block ends.
+        assert_eq!(answer.blocks().len(), 2);
+        let last = events.last().expect("an event");
+        assert_eq!(last, &json!({"type": "content_block_stop", "index": 1}));
+    }
+}
+
 fn part() -> impl Strategy<Value = Part> {
     let word = "[a-z]{0,3}";
     prop_oneof![

@@ -15,7 +15,7 @@ pub struct Message<'a> {
     pub r#type: &'static str,
     pub role: &'static str,
     pub model: &'a str,
-    pub content: &'a [Block],
+    pub content: Vec<&'a Block>,
     pub stop_reason: Option<&'static str>,
     pub stop_sequence: Option<&'a str>,
     pub usage: MessageUsage,
@@ -42,7 +42,23 @@ pub enum Block {
     },
 }
 
-/// Arguments that were cut, or are no object, become an empty one: clients take an object for granted.
+impl Block {
+    /// Whether it can be shown whole: clients take for granted that the arguments of a call are an
+    /// object, and those that are none are not replaced by others. No arguments at all are an empty
+    /// one, unless `is_cut`.
+    #[must_use]
+    pub fn is_sound(&self, is_cut: bool) -> bool {
+        match self {
+            Self::Thinking { .. } | Self::Text { .. } => true,
+            Self::ToolUse { input, .. } if input.is_empty() => !is_cut,
+            Self::ToolUse { input, .. } => {
+                serde_json::from_str::<Map<String, Value>>(input).is_ok()
+            }
+        }
+    }
+}
+
+/// Empty when the call begins; else an object, as [`Block::is_sound`] sees to.
 fn input_object<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
     let input: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
     input.serialize(serializer)

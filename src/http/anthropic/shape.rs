@@ -2,6 +2,8 @@
 //!
 //! Pure but for sending a whole message. `message_start` opens a stream, `message_delta` tells how it
 //! ended and what it cost, `message_stop` is the last event; a fault is an `error` event instead.
+//! A call that was cut ends a stream's last block as far as it came, and is left out of a whole message:
+//! there its arguments would have to be an object, which the model has not written.
 
 use super::answer::{Answer, Listener, send};
 use super::asked::Asked;
@@ -22,6 +24,8 @@ pub struct MessageShape {
     stop_sequences: Vec<String>,
     answer: Answer,
     finish: Option<Finish>,
+    /// The last call's arguments are not whole.
+    call_is_cut: bool,
 }
 
 impl MessageShape {
@@ -33,6 +37,7 @@ impl MessageShape {
             stop_sequences: asked.stop_sequences.clone(),
             answer: Answer::new(asked.thinking, format!("sig_{}", info.id)),
             finish: None,
+            call_is_cut: false,
             info,
         }
     }
@@ -47,23 +52,31 @@ impl MessageShape {
             }
             Step::Finish(ending) => {
                 self.finish = Some(ending.finish);
+                self.call_is_cut = ending.call_is_cut;
                 self.answer.finish(listener);
             }
         }
     }
 
+    fn is_cut(&self) -> bool {
+        self.call_is_cut || matches!(self.finish, Some(Finish::Length | Finish::Cancelled))
+    }
+
     fn end_words(&self) -> Option<End<'_>> {
         // A tool that had to be called ends a chat like a text does; here it is waited for all the same.
-        let is_called = matches!(self.answer.blocks().last(), Some(Block::ToolUse { .. }));
+        let is_call = |block: &&Block| matches!(block, Block::ToolUse { .. });
+        let shown = self.answer.shown(false);
+        let ends_in_call = !self.call_is_cut && shown.last().is_some_and(is_call);
+        let has_calls = shown.iter().any(|block| is_call(block));
         let (stop_reason, stop_sequence) = match self.finish? {
-            Finish::Stop if is_called => ("tool_use", None),
-            Finish::Stop => ("end_turn", None),
+            Finish::Stop if ends_in_call => ("tool_use", None),
+            Finish::ToolCalls if has_calls => ("tool_use", None),
+            Finish::Stop | Finish::ToolCalls => ("end_turn", None),
             Finish::StopString(idx) => {
                 let sequence = self.stop_sequences.get(idx).map(String::as_str);
                 ("stop_sequence", sequence)
             }
             Finish::Length => ("max_tokens", None),
-            Finish::ToolCalls => ("tool_use", None),
             // The API has no word for it: whoever cancels does so beside it.
             Finish::Cancelled => ("cancelled", None),
         };
@@ -80,7 +93,7 @@ impl MessageShape {
             r#type: "message",
             role: "assistant",
             model: &self.info.model.name,
-            content: self.answer.blocks(),
+            content: self.answer.shown(self.is_cut()),
             stop_reason: end.as_ref().map(|end| end.stop_reason),
             stop_sequence: end.and_then(|end| end.stop_sequence),
             usage,

@@ -103,6 +103,8 @@ impl Logprobs {
 pub struct Ending {
     /// Why.
     pub finish: Finish,
+    /// Its text ends within a call of a tool, whose arguments are not whole.
+    pub call_is_cut: bool,
     /// Its own counts and times; None when it was cancelled on the way.
     pub counted: Option<Finished>,
 }
@@ -116,7 +118,7 @@ pub enum Finish {
     StopString(usize),
     /// `max_tokens` or the end of the context.
     Length,
-    /// The model calls tools and waits for their results.
+    /// The model calls tools and waits for their results; every call is whole.
     ToolCalls,
     /// Cancelled over the API: what there is of it is not an error.
     Cancelled,
@@ -243,6 +245,7 @@ impl Growing {
             *counted = true;
             take(Step::Finish(Box::new(Ending {
                 finish,
+                call_is_cut: choice.plan.parser.ends_in_call(),
                 counted: Some(finished),
             })));
         }
@@ -250,12 +253,13 @@ impl Growing {
 
     /// Ends every choice that has not ended; `take` gets their numbers and steps.
     pub fn cancel(&mut self, mut take: impl FnMut(usize, Step)) {
-        let ending = Ending {
-            finish: Finish::Cancelled,
-            counted: None,
-        };
         for (choice_idx, choice) in self.choices.iter_mut().enumerate() {
             if !std::mem::replace(&mut choice.is_finished, true) {
+                let ending = Ending {
+                    finish: Finish::Cancelled,
+                    call_is_cut: choice.plan.parser.ends_in_call(),
+                    counted: None,
+                };
                 take(choice_idx, Step::Finish(Box::new(ending)));
             }
         }
@@ -278,9 +282,11 @@ impl Choice {
         })
     }
 
+    /// A call that was cut, by a stop string or by the model itself, waits for no result.
     fn finish(&self, finished: &Finished) -> Finish {
+        let calls_tools = self.calls_tools && !self.plan.parser.ends_in_call();
         match (finished.reason, finished.stop_idx) {
-            (FinishReason::Stop, _) if self.calls_tools && !self.plan.calls_are_stop => {
+            (FinishReason::Stop, _) if calls_tools && !self.plan.calls_are_stop => {
                 Finish::ToolCalls
             }
             (FinishReason::Stop, Some(stop_idx)) => Finish::StopString(stop_idx),
@@ -293,6 +299,7 @@ impl Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chat::{CallOptions, Family, ParserOptions};
     use crate::scheduler::Stamp;
     use std::time::{Instant, SystemTime};
 
@@ -376,6 +383,50 @@ mod tests {
         assert_eq!(piece.part, Part::Text("abc".to_owned()));
         assert_eq!(piece.logprobs.entries[0], (1, None));
         assert_eq!(piece.logprobs.entries[2], (3, Some(logprob(3))));
+    }
+
+    #[test]
+    fn a_stop_string_within_a_call_is_no_call_of_tools() {
+        let options = Arc::new(ParserOptions {
+            calls: Some(CallOptions {
+                family: Family::Hermes,
+                tools: Vec::new(),
+                must_call: false,
+            }),
+            reasoning: None,
+        });
+        let start = "<tool_call>{\"name\": \"add\", \"arguments\": {\"b\": \"";
+        let whole = format!("{start}x\"}}");
+        for (said, reason, stop_idx, finish, call_is_cut) in [
+            (
+                start,
+                FinishReason::Stop,
+                Some(0),
+                Finish::StopString(0),
+                true,
+            ),
+            (start, FinishReason::Stop, None, Finish::Stop, true),
+            (start, FinishReason::Length, None, Finish::Length, true),
+            (
+                &whole,
+                FinishReason::Stop,
+                Some(0),
+                Finish::ToolCalls,
+                false,
+            ),
+        ] {
+            let mut growing = Growing::new(vec![ChoicePlan {
+                parser: AnswerParser::new(Arc::clone(&options)),
+                ..ChoicePlan::default()
+            }]);
+            steps(&mut growing, 0, text(said, &[]));
+            let end = steps(&mut growing, 0, finished(reason, stop_idx));
+            let Some(Step::Finish(ending)) = end.last() else {
+                panic!("{end:?}");
+            };
+            let found = (ending.finish, ending.call_is_cut);
+            assert_eq!(found, (finish, call_is_cut), "{said}");
+        }
     }
 
     #[test]

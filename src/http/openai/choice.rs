@@ -48,6 +48,8 @@ struct Kept {
     calls: Vec<(String, String)>,
     logprobs: Logprobs,
     finish: Option<Finish>,
+    /// It ends within a call, which may have been cut before it began.
+    call_is_cut: bool,
 }
 
 impl Choice {
@@ -75,6 +77,7 @@ impl Choice {
             Step::Open => return,
             Step::Finish(ending) => {
                 self.kept.finish = Some(ending.finish);
+                self.kept.call_is_cut = ending.call_is_cut;
                 return;
             }
             Step::Piece(piece) => piece,
@@ -205,8 +208,9 @@ impl Choice {
                 index,
                 said: Said::Message {
                     role: ASSISTANT,
-                    // A message that only calls tools has no text.
-                    content: (!kept.text.is_empty() || kept.calls.is_empty())
+                    // A message that only calls tools, or was about to, has no text.
+                    content: (!kept.text.is_empty()
+                        || (kept.calls.is_empty() && !kept.call_is_cut))
                         .then_some(kept.text.as_str()),
                     refusal: (),
                     reasoning_content: (!kept.reasoning.is_empty())

@@ -78,6 +78,7 @@ impl<'a> Reading<'a> {
         let calls = self.tools.are_offered().then(|| CallOptions {
             family: self.family,
             tools: self.tools.shapes(),
+            must_call: self.tools.must_call(),
         });
         let options = ParserOptions {
             calls,
@@ -373,6 +374,7 @@ mod tests {
                             ..Default::default()
                         })
                         .to_vec(),
+                    must_call: false,
                 }),
                 reasoning: None,
             };

@@ -75,8 +75,7 @@ impl Tools {
             Some(Value::Object(map)) => parsed.choose(map)?,
             Some(other) => return Err(wrong_kind("tool_choice", other, "a string or an object")),
         }
-        let must_call = matches!(parsed.choice, ToolChoice::Required | ToolChoice::Named);
-        if parsed.items.is_empty() && must_call {
+        if parsed.items.is_empty() && parsed.must_call() {
             let message = "'tool_choice' asks for a call, but there are no 'tools'";
             return Err(ApiError::invalid("tool_choice", message));
         }
@@ -90,6 +89,12 @@ impl Tools {
     #[must_use]
     pub fn are_offered(&self) -> bool {
         !self.items.is_empty()
+    }
+
+    /// Whether the answer is calls and nothing else.
+    #[must_use]
+    pub fn must_call(&self) -> bool {
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named)
     }
 
     /// What the parser of an answer must know.

@@ -39,7 +39,7 @@ pub enum Status {
     InProgress,
     /// All is said.
     Completed,
-    /// Cut on the way: no tokens were left.
+    /// Cut on the way: no tokens were left, or a call of a tool broke off.
     Incomplete,
     /// Cut by a fault.
     Failed,
@@ -104,6 +104,8 @@ pub struct Progress<'a> {
     pub error: Option<ResponseError>,
     /// Said so far.
     pub output: &'a [OutputItem],
+    /// That is why it is incomplete; for other reasons the API has no word.
+    pub is_out_of_tokens: bool,
     /// Once all is counted.
     pub usage: Option<ResponseUsage>,
 }
@@ -112,7 +114,6 @@ impl<'a> ResponseObject<'a> {
     /// Puts the parts together.
     #[must_use]
     pub fn new(name: Name<'a>, echo: &'a Echo, progress: Progress<'a>) -> Self {
-        let is_cut = progress.status == Status::Incomplete;
         Self {
             id: name.id,
             object: "response",
@@ -121,7 +122,7 @@ impl<'a> ResponseObject<'a> {
             background: false,
             completed_at: progress.completed_at,
             error: progress.error,
-            incomplete_details: is_cut.then_some(IncompleteDetails {
+            incomplete_details: progress.is_out_of_tokens.then_some(IncompleteDetails {
                 reason: "max_output_tokens",
             }),
             instructions: echo.instructions.as_deref(),

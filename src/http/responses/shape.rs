@@ -35,6 +35,8 @@ pub struct ResponseShape {
     echo: Echo,
     answer: Answer,
     finish: Option<Finish>,
+    /// The last call's arguments are not whole.
+    call_is_cut: bool,
     /// Unix seconds.
     completed_at: Option<u64>,
     keeper: Keeper,
@@ -62,6 +64,7 @@ impl ResponseShape {
             echo: asked.echo,
             answer: Answer::new(info.id.to_string()),
             finish: None,
+            call_is_cut: false,
             completed_at: None,
             keeper: Keeper {
                 responses,
@@ -79,6 +82,7 @@ impl ResponseShape {
             completed_at: self.completed_at,
             error: None,
             output: self.answer.items(),
+            is_out_of_tokens: self.finish == Some(Finish::Length),
             usage,
         })
     }
@@ -116,7 +120,8 @@ impl ResponseShape {
             }
             Step::Finish(ending) => {
                 self.finish = Some(ending.finish);
-                let status = status_of(ending.finish);
+                self.call_is_cut = ending.call_is_cut;
+                let status = self.status();
                 self.completed_at = (status == Status::Completed).then(unix_seconds);
                 let item_status = match status {
                     Status::Completed => Status::Completed,
@@ -128,7 +133,10 @@ impl ResponseShape {
     }
 
     fn status(&self) -> Status {
-        self.finish.map_or(Status::InProgress, status_of)
+        let finish = self.finish;
+        finish.map_or(Status::InProgress, |finish| {
+            status_of(finish, self.call_is_cut)
+        })
     }
 
     /// Keeps the response as `json`, when its client wants that.
@@ -161,8 +169,10 @@ impl ResponseShape {
     }
 }
 
-fn status_of(finish: Finish) -> Status {
+/// A response that ends within a call is not complete, whatever ended it.
+fn status_of(finish: Finish, call_is_cut: bool) -> Status {
     match finish {
+        Finish::Stop | Finish::StopString(_) if call_is_cut => Status::Incomplete,
         Finish::Stop | Finish::StopString(_) | Finish::ToolCalls => Status::Completed,
         Finish::Length => Status::Incomplete,
         Finish::Cancelled => Status::Cancelled,
@@ -215,6 +225,7 @@ impl Shape for ResponseShape {
                 completed_at: None,
                 error: None,
                 output: &[],
+                is_out_of_tokens: false,
                 usage: None,
             };
             self.tell(events, r#type, progress);
@@ -255,6 +266,7 @@ impl Shape for ResponseShape {
             completed_at: None,
             error: Some(ResponseError::from(error)),
             output: self.answer.items(),
+            is_out_of_tokens: false,
             usage: None,
         }));
         send(
