@@ -299,7 +299,7 @@ impl Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat::{CallOptions, Family, ParserOptions};
+    use crate::chat::{CallOptions, Family, ParserOptions, ToolShape};
     use crate::scheduler::Stamp;
     use std::time::{Instant, SystemTime};
 
@@ -390,7 +390,10 @@ mod tests {
         let options = Arc::new(ParserOptions {
             calls: Some(CallOptions {
                 family: Family::Hermes,
-                tools: Vec::new(),
+                tools: vec![ToolShape {
+                    name: "add".to_owned(),
+                    ..ToolShape::default()
+                }],
                 must_call: false,
             }),
             reasoning: None,

@@ -7,6 +7,7 @@ use super::fields::Fields;
 use super::logprobs::ChatLogprobs;
 use super::messages::messages;
 use super::sampling::CommonOptions;
+use super::structure::Structure;
 use super::tools::Tools;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::tokenizer::chat_template::TemplateInput;
@@ -65,6 +66,9 @@ impl Conversation {
     pub fn parse(fields: &Fields<'_>, for_answer: bool) -> Result<Self, ApiError> {
         let messages = messages(fields)?;
         let tools = Tools::parse(fields)?;
+        if tools.must_call() {
+            refuse_form(fields)?;
+        }
         let continues = fields.flag("continue_final_message", false)?;
         let continued = match continues {
             true => Some(continued_text(&messages)?),
@@ -90,6 +94,18 @@ impl Conversation {
             tells_thoughts: tells_thoughts(fields)?,
         })
     }
+}
+
+/// A call that must come leaves no room for another form.
+fn refuse_form(fields: &Fields<'_>) -> Result<(), ApiError> {
+    let Some(form) = Structure::parse(fields)? else {
+        return Ok(());
+    };
+    let param = form.param();
+    let message = format!(
+        "'{param}' gives the answer a form, but 'tool_choice' makes it a call of a tool; give one"
+    );
+    Err(ApiError::invalid(param, message))
 }
 
 /// `chat_template_kwargs`, and what else speaks to the template about thinking: `reasoning_effort`
@@ -350,6 +366,11 @@ mod tests {
             (
                 json!({"messages": user("x"), "logprobs": true, "top_logprobs": 21}),
                 "top_logprobs",
+            ),
+            (
+                json!({"messages": user("x"), "tool_choice": "required", "regex": "x+",
+                       "tools": [{"type": "function", "function": {"name": "f"}}]}),
+                "regex",
             ),
             (
                 json!({"messages": user("x"), "max_tokens": 0}),

@@ -78,6 +78,12 @@ impl Structure {
         Ok(found)
     }
 
+    /// The field it came from.
+    #[must_use]
+    pub fn param(&self) -> &str {
+        &self.param
+    }
+
     /// Rules over the tokens of this model.
     ///
     /// # Errors
