@@ -13,7 +13,7 @@ use crate::config::{
 use crate::error::Error;
 use crate::http::state::ConfigSource;
 use crate::model::builtin;
-use crate::pool::Pool;
+use crate::pool::{Pool, PoolEntry};
 use crate::scheduler::Metrics;
 use crate::server::{Server, Signals, raise_descriptor_limit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -371,14 +371,19 @@ fn invite(server: &Server, config: &Config, pool: &Pool) {
             None => format!("{} ({})", entry.name, entry.state.name().name()),
         })
         .collect();
-    let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    let can_chat = |entry: &&PoolEntry| match entry.loaded() {
+        Some(model) => !model.meta.makes_only_embeddings(),
+        None => true, // not known yet
+    };
+    let chats = entries.iter().find(can_chat).or(entries.first());
+    let chats = chats.map(|entry| entry.name.as_str());
     text.push_str(&format!("models: {}\n\n", shown.join(", ")));
     let key = match config.has_keys() {
         false => "",
         true => " -H 'authorization: Bearer YOUR_KEY'",
     };
     let body = serde_json::json!({
-        "model": names.first(), "stream": true,
+        "model": chats, "stream": true,
         "messages": [{"role": "user", "content": "Tell me a short story."}],
     });
     text.push_str(&format!(

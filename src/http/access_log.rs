@@ -7,8 +7,11 @@
 
 use super::quota::Reservation;
 use crate::scheduler::{CancelHandle, Progress};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+
+/// Longest name of a model that is taken over from a request.
+const NAME_BYTES_MAX: usize = 128;
 
 /// What is known about a request so far.
 #[derive(Debug)]
@@ -21,6 +24,8 @@ pub struct AccessRecord {
     pub key: Option<Arc<str>>,
     /// Model id that answers; empty when none does.
     pub model: String,
+    /// The model that the request named, set when it was looked for; shown where none answers.
+    pub asked: Arc<OnceLock<String>>,
     /// HTTP status that was sent, or 499.
     pub status: u16,
     /// Answered as a stream.
@@ -63,6 +68,7 @@ impl AccessRecord {
             route,
             key: None,
             model: String::new(),
+            asked: Arc::default(),
             status: 0,
             stream: false,
             prompt_tokens: 0,
@@ -110,6 +116,12 @@ impl AccessRecord {
         reservation.settle(used, Instant::now());
     }
 
+    /// The model that answers, else the one that was asked for.
+    fn named_model(&self) -> Option<&str> {
+        let answers = Some(self.model.as_str()).filter(|name| !name.is_empty());
+        answers.or(self.asked.get().map(String::as_str))
+    }
+
     fn followed(&self) -> Jobs {
         let all: Vec<Progress> = self.jobs.iter().map(CancelHandle::progress).collect();
         let Some(first) = all.first() else {
@@ -155,6 +167,18 @@ impl AccessRecord {
     }
 }
 
+/// A request that never got so far has no number.
+fn known(n_tokens: u64) -> Option<u64> {
+    Some(n_tokens).filter(|n_tokens| *n_tokens > 0)
+}
+
+/// A name from a client as the log shows it: at most 128 bytes of it.
+#[must_use]
+pub fn bounded(name: &str) -> String {
+    let end = name.floor_char_boundary(NAME_BYTES_MAX);
+    name[..end].to_owned()
+}
+
 fn milliseconds(duration: Option<Duration>) -> Option<f64> {
     duration.map(|duration| (duration.as_secs_f64() * 1e4).round() / 10.0)
 }
@@ -171,13 +195,13 @@ impl Drop for AccessRecord {
                     id = %self.id,
                     route = self.route,
                     key = self.key.as_deref(),
-                    model = %self.model,
+                    model = self.named_model(),
                     replica = jobs.replica,
                     state = jobs.state,
                     status = self.status,
                     stream = self.stream,
-                    prompt_tokens = self.prompt_tokens,
-                    completion_tokens = jobs.completion_tokens,
+                    prompt_tokens = known(self.prompt_tokens),
+                    completion_tokens = known(jobs.completion_tokens),
                     cached_tokens = jobs.cached_tokens,
                     loops = jobs.loops,
                     queue_ms = milliseconds(jobs.queue),
@@ -194,5 +218,24 @@ impl Drop for AccessRecord {
         } else {
             line!(info);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The line of a 404 said `model=`.
+    #[test]
+    fn the_model_asked_for_is_named_where_none_answers() {
+        let mut record = AccessRecord::new("r".to_owned(), "chat", true);
+        assert_eq!(record.named_model(), None);
+        let name = "\u{e4}".repeat(100);
+        record.asked.set(bounded(&name)).expect("set once");
+        assert_eq!(record.named_model().map(str::len), Some(NAME_BYTES_MAX));
+        record.model = "answers".to_owned();
+        assert_eq!(record.named_model(), Some("answers"));
+        assert_eq!(known(0), None);
+        assert_eq!(known(3), Some(3));
     }
 }

@@ -11,7 +11,7 @@ use super::auth::Keys;
 use super::cors::Cors;
 use super::error_style::ErrorStyle;
 use super::errors::{ApiError, ErrorCode};
-use super::exchange::{Exchange, Manner, request_id};
+use super::exchange::{Exchange, Manner, request_id, request_id_of};
 use super::generation::call::Call;
 use super::native::{self, prefixes, tokens};
 use super::openai::{embeddings, models, shape};
@@ -117,10 +117,12 @@ impl DataPlane {
         let (state, kept) = (&self.state, &self.responses);
         let client = access.name().cloned();
         let hangup = exchange.hangup();
+        let asked = Arc::clone(&exchange.record.asked);
         let call = || Call {
             state,
             hangup: hangup.clone(),
             waited: Cell::default(),
+            asked: Arc::clone(&asked),
             ping: self.stream_ping,
             request,
             client: client.clone(),
@@ -179,7 +181,10 @@ impl DataPlane {
             let checked = self.admin_keys.check_request(request);
             return match checked {
                 Err(error) if error.code == ErrorCode::BadRequest => Err(error),
-                Ok(_) if self.admin_keys.are_asked() => Ok(Access::default()),
+                Ok(_) if self.admin_keys.are_asked() => {
+                    exchange.record.key = Some("management".into());
+                    Ok(Access::default())
+                }
                 _ => Err(for_operators(request.path())),
             };
         }
@@ -192,6 +197,13 @@ impl DataPlane {
         }
         if is_work && self.log_body_bytes > 0 {
             exchange.record.body = shown(request.body(), self.log_body_bytes);
+        }
+        // The header wins where both are there.
+        if is_work
+            && request.header("x-request-id").is_none()
+            && let Some(id) = request_id_of(request.body())?
+        {
+            exchange.rename(id);
         }
         Ok(access)
     }

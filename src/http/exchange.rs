@@ -63,21 +63,58 @@ impl Manner {
     }
 }
 
+fn is_sane(id: &str) -> bool {
+    let is_printable = id.bytes().all(|byte| byte.is_ascii_graphic());
+    is_printable && !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX
+}
+
 /// The client's id if it is sane (printable ASCII, at most 128 bytes), else a fresh one.
 #[must_use]
 pub fn request_id(given: Option<&str>) -> String {
-    let is_sane = |id: &&str| {
-        !id.is_empty()
-            && id.len() <= REQUEST_ID_BYTES_MAX
-            && id.bytes().all(|byte| byte.is_ascii_graphic())
-    };
-    match given.filter(is_sane) {
+    match given.filter(|id| is_sane(id)) {
         Some(id) => id.to_owned(),
         None => format!("req_{}", crate::request::RequestId::generate()),
     }
 }
 
+/// The field `request_id` of a body, with which clients of llama-server and vLLM name a request. A body that is
+/// no JSON has none: its route says what is wrong with it.
+///
+/// # Errors
+/// 400: it is not 1 to 128 printable ASCII characters without spaces.
+pub fn request_id_of(body: &[u8]) -> Result<Option<String>, ApiError> {
+    #[derive(serde::Deserialize)]
+    struct Named {
+        request_id: Option<serde_json::Value>,
+    }
+    // Few bodies have it: the others are not parsed twice.
+    let text = std::str::from_utf8(body).unwrap_or_default();
+    if !text.contains("\"request_id\"") {
+        return Ok(None);
+    }
+    let named = serde_json::from_str::<Named>(text).ok();
+    match named.and_then(|named| named.request_id) {
+        None => Ok(None),
+        Some(serde_json::Value::String(id)) if is_sane(&id) => Ok(Some(id)),
+        Some(_) => Err(ApiError::invalid(
+            "request_id",
+            "'request_id' must be 1 to 128 printable ASCII characters without spaces",
+        )),
+    }
+}
+
 impl Exchange {
+    /// Another id, on the answer and in the log, before anything is sent.
+    pub fn rename(&mut self, id: String) {
+        let old = std::mem::replace(&mut self.record.id, id);
+        let other = self.manner.style.request_id_header();
+        for (name, value) in &mut self.headers {
+            if *value == old && (*name == "x-request-id" || Some(*name) == other) {
+                value.clone_from(&self.record.id);
+            }
+        }
+    }
+
     /// `headers` go on every answer, beside the request id.
     #[must_use]
     pub fn new(
@@ -324,6 +361,32 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_body_names_its_request() {
+        let of = |body: &str| request_id_of(body.as_bytes()).map_err(|error| error.param);
+        assert_eq!(
+            of(r#"{"request_id": "abc-1", "n": 1}"#),
+            Ok(Some("abc-1".to_owned()))
+        );
+        for none in [
+            "",
+            "{",
+            r#"{"request_id": null}"#,
+            r#"{"a": {"request_id": "x"}}"#,
+        ] {
+            assert_eq!(of(none), Ok(None), "{none}");
+        }
+        let long = format!(r#"{{"request_id": "{}"}}"#, "x".repeat(129));
+        for bad in [
+            r#"{"request_id": ""}"#,
+            r#"{"request_id": "a b"}"#,
+            r#"{"request_id": 1}"#,
+            &long,
+        ] {
+            assert_eq!(of(bad), Err(Some("request_id".to_owned())), "{bad}");
+        }
+    }
 
     #[test]
     fn only_sane_request_ids_are_taken_over() {

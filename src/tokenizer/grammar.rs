@@ -33,6 +33,9 @@ const CHOICES_MAX: usize = 1000;
 /// Stack of the thread that compiles: ten kilobytes for each of the rules or references that can stand in a
 /// chain within the bounds, several times over. Only what is used of it is ever there.
 const STACK_BYTES: usize = 256 << 20;
+/// Most items of one row of the parser: twice what `grammar_bounds` lets an object need, since a row may hold
+/// what follows the object as well.
+const ROW_ITEMS_MAX: usize = 4000;
 /// Space between the parts of a JSON text: at most one line break with its indentation. Without an end
 /// a small model can go on with spaces for ever.
 const JSON_SPACE: &str = r"[ ]?|\n[ ]{0,16}";
@@ -244,6 +247,7 @@ fn factory(tokenizer: &Arc<Tokenizer>) -> Result<ParserFactory, String> {
         .map_err(|error| error.to_string())?;
     factory.quiet();
     *factory.limits_mut() = ParserLimits {
+        max_items_in_row: ROW_ITEMS_MAX,
         verbose_errors: false, // else the text so far would stand in errors
         ..ParserLimits::default()
     };
@@ -619,6 +623,28 @@ mod tests {
         for spec in [chain(20_000), rules(5000), GrammarSpec::JsonSchema(wide)] {
             let error = grammars.compile(&spec).expect_err("too large");
             assert!(error.0.contains("compiled"), "{error}");
+        }
+    }
+
+    /// At 600 an answer broke after its first brace, when it had been accepted.
+    #[test]
+    fn as_many_optional_properties_as_are_taken_can_be_answered() {
+        let object = |n: usize| {
+            let one = |i: usize| (format!("p{i}"), json!({"type": "string"}));
+            let properties: serde_json::Map<String, Value> = (0..n).map(one).collect();
+            GrammarSpec::JsonSchema(json!({"type": "object", "properties": properties,
+                "additionalProperties": false}))
+        };
+        let grammars = grammars();
+        let error = grammars.compile(&object(501)).expect_err("too many");
+        assert!(error.0.contains("501 optional properties"), "{error}");
+        let source = grammars.compile(&object(500)).expect("as many as may be");
+        let mut constraint = source.begin();
+        for byte in r#"{"p0":"x","p7":"y","p499":"z""#.bytes() {
+            let next = constraint.advance(&[], false).expect("it goes on");
+            let token = TokenId::from(byte);
+            assert!(next.allowed.expect("not at its end").contains(token));
+            constraint.advance(&[token], false).expect("it goes on");
         }
     }
 

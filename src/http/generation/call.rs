@@ -4,6 +4,7 @@
 //! every route has (model, scheduling, isolation).
 
 use crate::http::access::Access;
+use crate::http::access_log::bounded;
 use crate::http::errors::ApiError;
 use crate::http::isolation::isolation_key;
 use crate::http::openai::fields::Fields;
@@ -14,7 +15,7 @@ use crate::http::wire::{Hangup, Request};
 use crate::pool::{LoadedModel, Patience};
 use crate::scheduler::SubmitOptions;
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// One request for a generation, and what the server knows about it.
@@ -33,6 +34,8 @@ pub struct Call<'a> {
     pub hangup: Hangup,
     /// How long that took; it counts as time in the queue.
     pub waited: Cell<Duration>,
+    /// The model that was asked for, for the log.
+    pub asked: Arc<OnceLock<String>>,
 }
 
 impl Call<'_> {
@@ -44,9 +47,17 @@ impl Call<'_> {
             is_gone: &|| self.hangup.is_gone(),
         };
         let name = fields.string("model")?;
+        self.note_model(name);
         let found = self.state.resolve_with_loops(name, &self.access, &patience);
         self.waited.set(started.elapsed());
         found
+    }
+
+    /// For the log, whatever becomes of the request; the first name stays.
+    pub fn note_model(&self, name: Option<&str>) {
+        if let Some(name) = name.filter(|name| !name.is_empty()) {
+            self.asked.get_or_init(|| bounded(name));
+        }
     }
 
     /// What is left of a time in the queue after the model was waited for.

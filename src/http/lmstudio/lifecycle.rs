@@ -20,6 +20,7 @@ pub(super) fn load(call: &Call<'_>) -> Result<Value, ApiError> {
     let body = parse_object(call.request.body())?;
     let fields = Fields::new(&body);
     let name = required(&fields, "model")?;
+    call.note_model(Some(name));
     if fields.count("num_experts", 0)?.is_some_and(|n| n > 0) {
         let why = "the number of experts is the model's";
         return Err(ApiError::unsupported("num_experts", why));
@@ -83,6 +84,7 @@ pub(super) fn load(call: &Call<'_>) -> Result<Value, ApiError> {
 pub(super) fn unload(call: &Call<'_>) -> Result<Value, ApiError> {
     let body = parse_object(call.request.body())?;
     let name = required(&Fields::new(&body), "instance_id")?;
+    call.note_model(Some(name));
     let pool = call.state.pool();
     pool.unload(name, None)
         .map_err(|error| load_error(name, error))?;
