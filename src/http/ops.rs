@@ -186,13 +186,13 @@ pub fn root(state: &ServerState) -> Value {
         false => state.models(),
     };
     let models: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    let paths = super::openapi::data_plane()["paths"].as_object();
+    let endpoints: Vec<&String> = paths.into_iter().flat_map(|paths| paths.keys()).collect();
     json!({
         "server": "tinyloop",
         "version": env!("CARGO_PKG_VERSION"),
         "models": models,
-        "endpoints": ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/requests",
-            "/v1/native/generate", "/v1/native/tokenize", "/v1/native/detokenize",
-            "/v1/native/prefixes", "/v1/native/snapshot", "/health", "/ready", "/metrics"],
+        "endpoints": endpoints,
     })
 }
 

@@ -210,6 +210,10 @@ fn every_answer_of_the_data_plane_has_the_declared_status_and_shape() {
     for (path, status) in [
         ("/", 200),
         ("/health", 200),
+        ("/healthz", 200),
+        ("/livez", 200),
+        ("/readyz", 200),
+        ("/v1/health", 200),
         ("/ready", 200),
         ("/metrics", 200),
         ("/openapi.json", 200),

@@ -18,6 +18,18 @@ pub(super) fn describe_data_plane(api: &mut Api) {
     let root = Operation::new("operations", "root", "What this is").json(200, "Root");
     api.operation("GET", "/", &root.open());
     pages(api, true);
+    for (path, id) in [
+        ("/healthz", "healthz"),
+        ("/livez", "livez"),
+        ("/v1/health", "v1_health"),
+    ] {
+        let other = Operation::new("operations", id, "As /health");
+        let other = other.json(200, "Health").json(503, "Health");
+        api.operation("GET", path, &other.open());
+    }
+    let readyz = Operation::new("operations", "readyz", "As /ready");
+    let readyz = readyz.json(200, "Ready").json(503, "Ready");
+    api.operation("GET", "/readyz", &readyz.open());
 }
 
 pub(super) fn describe_management(api: &mut Api) {
