@@ -304,6 +304,15 @@ impl GenerationRequest {
             None => u32::try_from(self.prompt.len()).unwrap_or(u32::MAX),
         }
     }
+
+    /// The same once its runtime has counted: what another server told, when it told a number.
+    #[must_use]
+    pub fn counted_prompt_tokens(&self, told: &Usage) -> u32 {
+        match (&self.upstream, told.prompt_tokens) {
+            (Some(_), n_told @ 1..) => n_told,
+            _ => self.prompt_tokens(),
+        }
+    }
 }
 
 /// Log-probability of a token where it stands, with the likeliest alternatives, best first.
@@ -443,7 +452,8 @@ pub enum RequestError {
     /// Our bug; the text is for the client, details are in the log.
     #[error("the model runtime failed: {0}")]
     Fault(String),
-    /// The replica that ran it died; another one may serve a retry. The text is for the client.
+    /// The replica that ran it died; another one may serve a retry. The text is for the
+    /// operator: it may hold addresses, and the end of a child process's log.
     #[error("the replica that ran the request was lost: {0}")]
     ReplicaLost(String),
     /// Whoever runs it has no room for it now (an upstream's 429 or 503). Nothing is wrong with the

@@ -89,7 +89,7 @@ impl Handler for DataPlane {
         let style = refusal
             .path
             .map_or_else(ErrorStyle::default, ErrorStyle::of_path);
-        let error = self.manner(style).apply(&error);
+        let error = self.manner(style).apply(&error, "");
         let mut headers = vec![
             ("content-type".to_owned(), "application/json".to_owned()),
             ("x-request-id".to_owned(), request_id(None)),
@@ -131,7 +131,7 @@ impl DataPlane {
         match route {
             Route::Root => exchange.json(&ops::root(state)),
             Route::Health => exchange.ops(&ops::health(state)),
-            Route::Ready => exchange.ops(&ops::ready(state)),
+            Route::Ready => exchange.ops(&ops::ready(state, ops::Audience::Clients)),
             Route::Metrics if access.is_restricted() => exchange.error(&metrics_elsewhere()),
             Route::Metrics => exchange.ops(&ops::metrics(state)),
             Route::OpenApi => exchange.ops(&openapi::page(openapi::data_plane())),

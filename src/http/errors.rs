@@ -382,6 +382,11 @@ impl From<RequestError> for ApiError {
             }
             _ => None,
         };
+        let message = match error {
+            // Why is for the operator, who finds it in the log and in the replica's row.
+            RequestError::ReplicaLost(_) => "the replica that ran the request was lost".to_owned(),
+            error => error.to_string(),
+        };
         Self {
             numbers,
             retry_after_s,
@@ -389,13 +394,16 @@ impl From<RequestError> for ApiError {
                 code,
                 ErrorCode::InvalidValue | ErrorCode::ContextLengthExceeded
             ),
-            ..Self::new(code, error.to_string())
+            ..Self::new(code, message)
         }
     }
 }
 
 /// When a model that has to be loaded first is asked for again.
 const RETRY_LOAD_S: u32 = 5;
+
+/// All that clients hear of a load that failed.
+pub const LOAD_FAILED: &str = "could not be loaded; the server's log says why";
 
 impl From<Unavailable> for ApiError {
     /// Retry-After only where waiting helps: a model that is on its way, or that the next request
@@ -430,6 +438,12 @@ impl From<Unavailable> for ApiError {
             ],
             _ => Vec::new(),
         };
+        let message = match &why {
+            // The loader's words name files and tensors; the operator finds them in the log and in
+            // the model's `last_error`.
+            Unavailable::Failed { model, .. } => format!("the model '{model}' {LOAD_FAILED}"),
+            why => why.to_string(),
+        };
         let retry_after_s = match &why {
             Unavailable::Loading { retry_after_s, .. } => Some(*retry_after_s),
             // Another load begins at once, and ends when nobody knows yet.
@@ -439,7 +453,7 @@ impl From<Unavailable> for ApiError {
             retry_after_s,
             is_hopeless: !helps && code.row().0 == 503,
             numbers,
-            ..Self::param(code, "model", why.to_string())
+            ..Self::param(code, "model", message)
         }
     }
 }

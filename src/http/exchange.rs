@@ -49,17 +49,25 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// The error as the client gets it.
+    /// The error as the client gets it. `model`: the one that was to answer; empty where none was found.
     #[must_use]
-    pub fn apply(&self, error: &ApiError) -> ApiError {
+    pub fn apply(&self, error: &ApiError, model: &str) -> ApiError {
         let mut error = error.for_load(self.style.overload_status(self.overload_status));
         if error.code == ErrorCode::ShuttingDown {
             error.numbers.extend(self.state.drain().numbers());
         }
-        if error.retry_after_s.is_none() && error.code.passes() && !error.is_hopeless {
+        if error.code == ErrorCode::ModelUnloading && !model.is_empty() && !self.comes_back(model) {
+            error.retry_after_s = None;
+        } else if error.retry_after_s.is_none() && error.code.passes() && !error.is_hopeless {
             error.retry_after_s = Some(self.state.retry_after_s());
         }
         error
+    }
+
+    /// Whether a request brings a model back that was unloaded; else waiting does not help.
+    fn comes_back(&self, model: &str) -> bool {
+        let entry = self.state.pool().find(model);
+        entry.is_some_and(|entry| entry.load_on_demand)
     }
 }
 
@@ -189,7 +197,7 @@ impl Exchange {
 
     /// Answers with an error of the table.
     pub fn error(mut self, error: &ApiError) {
-        let error = self.manner.apply(error);
+        let error = self.manner.apply(error, &self.record.model);
         self.record.outcome = error.code.row().2;
         let extra = error.headers();
         let mut headers: Vec<(&str, &str)> = vec![("content-type", JSON)];
@@ -324,7 +332,7 @@ impl Stream {
     /// The error as the client gets it; the log takes it over.
     pub fn worded(&mut self, error: &ApiError) -> ApiError {
         self.record.outcome = error.code.row().2;
-        self.manner.apply(error)
+        self.manner.apply(error, &self.record.model)
     }
 
     /// Ends it, as its events have ended.

@@ -152,7 +152,7 @@ impl Plane {
         }
         match &route {
             Route::Health => Ok(ops::health(&self.state)),
-            Route::Ready => Ok(ops::ready(&self.state)),
+            Route::Ready => Ok(ops::ready(&self.state, ops::Audience::Operator)),
             Route::Metrics => Ok(ops::metrics(&self.state)),
             Route::OpenApi => Ok(openapi::page(openapi::management())),
             Route::Requests => Ok(requests::list(&self.state, None)),

@@ -5,6 +5,7 @@
 //! if its process is not.
 
 use super::errors::ApiError;
+use super::errors::LOAD_FAILED;
 use super::router::Route;
 use super::state::ServerState;
 use crate::pool::PoolEntry;
@@ -125,7 +126,7 @@ pub fn health(state: &ServerState) -> OpsAnswer {
 /// Readiness: 503 while the models of the start are loading, while draining, and when no model is
 /// there that could answer. A model that is loaded or fails later does not take the server out.
 #[must_use]
-pub fn ready(state: &ServerState) -> OpsAnswer {
+pub fn ready(state: &ServerState, audience: Audience) -> OpsAnswer {
     if state.is_draining() {
         return OpsAnswer::json(503, &json!({"status": "draining"}));
     }
@@ -143,16 +144,29 @@ pub fn ready(state: &ServerState) -> OpsAnswer {
         true => "loading",
         false => "no_model",
     };
-    let models: Vec<Value> = entries.iter().map(load_state).collect();
+    let models = entries.iter();
+    let models: Vec<Value> = models.map(|entry| load_state(entry, audience)).collect();
     OpsAnswer::json(503, &json!({"status": status, "models": models}))
 }
 
-fn load_state(entry: &PoolEntry) -> Value {
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Anybody on the data plane: why a load failed may name files, and is not told.
+    Clients,
+    /// Whoever reaches the management plane.
+    Operator,
+}
+
+fn load_state(entry: &PoolEntry, audience: Audience) -> Value {
     let mut shown = json!({"id": entry.name, "status": entry.state.name().name()});
     let load = match &entry.state {
         State::Loading(load) | State::Unloading(Leaving::Load(load)) => load,
         State::Failed(why) => {
-            shown["error"] = Value::from(&**why);
+            shown["error"] = match audience {
+                Audience::Clients => Value::from(LOAD_FAILED),
+                Audience::Operator => Value::from(&**why),
+            };
             return shown;
         }
         State::Unloaded | State::Loaded(_) | State::Unloading(Leaving::Model(_)) => return shown,

@@ -14,7 +14,7 @@ use super::record::{Ending, Record, SubmitOptions};
 use super::row_histogram::RowHistogram;
 use super::snapshot::Snapshot;
 use crate::config::TargetInflight;
-use crate::request::RequestError;
+use crate::request::{RequestError, Usage};
 use crate::runtime::{RowCounts, RuntimeStatus};
 use parking_lot::Mutex;
 use prometheus::core::Collector;
@@ -491,7 +491,11 @@ impl ModelMetrics {
             Some(false) => self.slo_missed.inc(),
             None => {}
         }
-        let n_prompt = u64::from(record.request.prompt_tokens());
+        let told = match ending {
+            Ending::Done { usage, .. } => *usage,
+            Ending::Cancelled(_) | Ending::Failed(_) => Usage::default(),
+        };
+        let n_prompt = u64::from(record.request.counted_prompt_tokens(&told));
         if was_dispatched {
             self.prompt_tokens_total.inc_by(n_prompt);
         }

@@ -189,7 +189,9 @@ fn an_unload_under_load_ends_every_request_once() {
     let load = server.post("/v1/admin/models/a/load", &Value::Null);
     assert_error(&load, 409, "model_unloading");
     for client in &mut queued {
-        assert_error(&client.read_answer(), 503, "model_unloading");
+        let cut = client.read_answer();
+        assert_error(&cut, 503, "model_unloading");
+        assert_eq!(cut.header("retry-after"), None, "no request loads it again");
     }
     let refused = server.data().post("/v1/completions", &prompt("a", 1));
     assert_eq!(refused.status, 503, "{}", refused.json());

@@ -123,6 +123,12 @@ fn whole_answers(front: &Front) {
     assert_eq!(body["choices"][0]["finish_reason"], "length");
     assert_eq!(body["usage"]["prompt_tokens"], 5);
     assert_eq!(body["usage"]["completion_tokens"], 14);
+    // Both jobs are counted as the other server counts them, not by the bytes of their prompt.
+    wait_for("the counts of the other server", || {
+        let answer = Client::connect(front.front.address).get("/metrics");
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        text.contains("tinyloop_prompt_tokens_total{model=\"open\"} 10\n")
+    });
     let stopped = front.chat("open", json!({"max_tokens": 9, "stop": "lo"}));
     assert_eq!(content(&stopped), "hel");
     assert_eq!(stopped.json()["choices"][0]["finish_reason"], "stop");

@@ -178,6 +178,14 @@ impl Growing {
         &self.usage
     }
 
+    /// Tokens of all prompts, as whoever ran them counted; None until each prompt was counted, and where
+    /// nobody counts.
+    #[must_use]
+    pub fn counted_prompt_tokens(&self) -> Option<u64> {
+        let is_counted = self.prompt_counted.iter().all(|counted| *counted);
+        Some(self.usage.prompt()).filter(|n_tokens| is_counted && *n_tokens > 0)
+    }
+
     /// Whether the choice has an echo to show that waits for its prompt's log-probabilities.
     #[must_use]
     pub fn awaits_prompt(&self, choice_idx: usize) -> bool {

@@ -108,17 +108,17 @@ fn whole<S: Shape>(mut answer: Answer<S>, mut jobs: Jobs, mut exchange: Exchange
                 answer.keep(&jobs, choice_idx, update);
             }
             Wait::Cancelled => {
-                note_usage(&mut exchange.record, &jobs);
+                note_usage(&mut exchange.record, &jobs, &answer.growing);
                 return cancelled(exchange);
             }
             Wait::Failed(error) => {
-                note_usage(&mut exchange.record, &jobs);
+                note_usage(&mut exchange.record, &jobs, &answer.growing);
                 return exchange.error(&error);
             }
             Wait::Silent => {} // cannot be: no deadline was given
         }
     }
-    note_usage(&mut exchange.record, &jobs);
+    note_usage(&mut exchange.record, &jobs, &answer.growing);
     answer.shape.whole(answer.growing.usage(), exchange);
 }
 
@@ -131,8 +131,12 @@ pub fn cancelled(exchange: Exchange) {
     exchange.error(&error);
 }
 
-/// For the log, also when the answer was cut.
-fn note_usage(record: &mut AccessRecord, jobs: &Jobs) {
+/// For the log and the client's quota, also when the answer was cut. What was guessed of the prompts
+/// gives way to what their runtime has counted.
+fn note_usage(record: &mut AccessRecord, jobs: &Jobs, growing: &Growing) {
+    if let Some(n_tokens) = growing.counted_prompt_tokens() {
+        record.prompt_tokens = n_tokens;
+    }
     record.completion_tokens = jobs.n_tokens();
     record.queue = jobs.queue_time();
 }
@@ -153,7 +157,7 @@ fn stream<S: Shape>(mut answer: Answer<S>, mut jobs: Jobs, ping: Duration, mut e
     };
     answer.shape.begin(&mut answer.events);
     let end = write_events(&mut stream, &mut answer, &mut jobs, first, ping);
-    note_usage(&mut stream.record, &jobs);
+    note_usage(&mut stream.record, &jobs, &answer.growing);
     stream.end(end);
 }
 

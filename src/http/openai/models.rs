@@ -4,7 +4,7 @@
 //! servers look for: `max_model_len` (vLLM) and `meta` (llama-server).
 
 use crate::http::access::Access;
-use crate::http::errors::ApiError;
+use crate::http::errors::{ApiError, LOAD_FAILED};
 use crate::http::state::{ServerState, unknown_model};
 use crate::pool::state::State;
 use crate::pool::{LoadedModel, PoolEntry, Unavailable};
@@ -47,8 +47,8 @@ fn with_status(entry: &PoolEntry) -> Value {
         }),
     };
     shown["status"] = json!({"value": entry.state.name().name()});
-    if let State::Failed(why) = &entry.state {
-        shown["status"]["error"] = Value::from(&**why);
+    if matches!(entry.state, State::Failed(_)) {
+        shown["status"]["error"] = Value::from(LOAD_FAILED);
     }
     shown["load_on_demand"] = Value::from(entry.load_on_demand);
     shown
