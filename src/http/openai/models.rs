@@ -66,7 +66,7 @@ fn vocab_type(model: &LoadedModel) -> u8 {
 fn object(model: &LoadedModel) -> Value {
     let created = model.created.duration_since(UNIX_EPOCH).unwrap_or_default();
     let meta = &model.meta;
-    json!({
+    let mut shown = json!({
         "id": model.name,
         "object": "model",
         "created": created.as_secs(),
@@ -96,5 +96,27 @@ fn object(model: &LoadedModel) -> Value {
                 "exit_rules": meta.exit_rules.names().collect::<Vec<_>>(),
             },
         },
-    })
+    });
+    leave_out_unknown(model, &mut shown);
+    shown
+}
+
+/// Of models that another server runs much is not known; clients count by these numbers, so that no
+/// number is better than a made-up one.
+fn leave_out_unknown(model: &LoadedModel, shown: &mut Value) {
+    if model.context_length == u32::MAX
+        && let Some(fields) = shown.as_object_mut()
+    {
+        fields.remove("max_model_len");
+    }
+    let Some(meta) = shown["meta"].as_object_mut() else {
+        return; // cannot be: it was made as one
+    };
+    if model.context_length == u32::MAX {
+        meta.remove("n_ctx");
+    }
+    if model.tokenizer.is_none() {
+        let is_unknown = |value: &Value| *value == 0 || *value == "" || value.is_null();
+        meta.retain(|_, value| !is_unknown(value));
+    }
 }
