@@ -195,7 +195,7 @@ impl Drop for AccessRecord {
                     id = %self.id,
                     route = self.route,
                     key = self.key.as_deref(),
-                    model = self.named_model(),
+                    model = self.named_model().map(tracing::field::display),
                     replica = jobs.replica,
                     state = jobs.state,
                     status = self.status,
