@@ -10,6 +10,7 @@
 //! (`grammar`).
 
 use serde_json::{Map, Value};
+use std::cell::Cell;
 use std::collections::HashSet;
 
 /// Most work of a schema, in the unit of [`schema_work`]: about half a second.
@@ -33,6 +34,8 @@ pub(super) const CHOICE_BYTES_MAX: usize = 128 << 10;
 const RULES_MAX: usize = 1000;
 /// How many references are followed from one to the next before they count as one alternative.
 const REFERENCES_MAX: u32 = 32;
+/// Parts of one schema that are looked at behind references and alternatives.
+const LOOKS_MAX: u32 = 200_000;
 
 /// Refuses a schema that would take too long.
 pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
@@ -45,6 +48,7 @@ fn schema_work(schema: &Value, work: u64) -> Result<u64, String> {
         root: schema,
         work,
         path: Vec::new(),
+        looks_left: Cell::new(LOOKS_MAX),
     };
     found.walk(schema)?;
     Ok(found.work)
@@ -94,6 +98,9 @@ struct Found<'a> {
     work: u64,
     /// The names that lead to the part that is being walked.
     path: Vec<&'a str>,
+    /// Parts that may still be looked at behind references and alternatives: a chain of schemas that name the
+    /// next one twice each has exponentially many.
+    looks_left: Cell<u32>,
 }
 
 impl<'a> Found<'a> {
@@ -125,6 +132,12 @@ impl<'a> Found<'a> {
             ));
         }
         let n_optional = self.n_optional(map, REFERENCES_MAX);
+        let n_names = self.n_names(map, REFERENCES_MAX);
+        if self.looks_left.get() == 0 {
+            return Err(format!(
+                "the schema's parts combine in too many ways: more than {LOOKS_MAX} are not looked at"
+            ));
+        }
         if n_optional > OPTIONAL_MAX {
             let place: String = self.path.iter().flat_map(|name| ["/", name]).collect();
             let place: String = place.chars().take(200).collect();
@@ -133,7 +146,6 @@ impl<'a> Found<'a> {
                  most {OPTIONAL_MAX} are compiled: name them in 'required', or split the object"
             ));
         }
-        let n_names = self.n_names(map, REFERENCES_MAX);
         let squares = n_names.saturating_mul(n_names).saturating_mul(alternatives);
         self.work = self.work.saturating_add(NODE_WORK).saturating_add(squares);
         match self.work > WORK_MAX {
@@ -203,6 +215,8 @@ impl<'a> Found<'a> {
     where
         'a: 'p,
     {
+        let looks_left = self.looks_left.get().checked_sub(1)?;
+        self.looks_left.set(looks_left);
         let map = part.as_object()?;
         let Some(reference) = map.get("$ref").and_then(Value::as_str) else {
             return Some((map, n_more));
@@ -300,6 +314,18 @@ mod tests {
         let mut schema = object(600);
         schema["required"] = (0..200).map(|i| format!("p{i}")).collect();
         assert_eq!(check_schema(&schema), Ok(()));
+    }
+
+    /// Each schema names the next one twice: 2^30 ways.
+    #[test]
+    fn a_chain_of_doubled_references_is_refused_and_not_followed() {
+        let doubled = |n: usize| json!({"anyOf": [{"$ref": format!("#/$defs/d{n}")}, {"$ref": format!("#/$defs/d{n}")}]});
+        let chain = (0..30).map(|n| (format!("d{n}"), doubled(n + 1)));
+        let mut defs: Map<String, Value> = chain.collect();
+        defs.insert("d30".to_owned(), json!({"type": "string"}));
+        let schema = json!({"$ref": "#/$defs/d0", "$defs": defs});
+        let error = check_schema(&schema).expect_err("too many ways");
+        assert!(error.contains("ways"), "{error}");
     }
 
     #[test]
