@@ -5,7 +5,7 @@
 //! that the program takes by itself, in the type that its flags name.
 //!
 //! Of a llama-server rather too much than too little: every slot's context is rounded up as it does that
-//! ([`SLOT_TOKENS`]), and `scratch` is the sum of what its micro-batch ([`LLAMA_BATCH`]) and its slots need in
+//! (`SLOT_TOKENS`), and `scratch` is the sum of what its micro-batch (`LLAMA_BATCH`) and its slots need in
 //! activations, masks and logits, of its vocabulary and of the program itself. What is not in it: what
 //! traffic adds (its cache of prompts in main memory, `--cache-ram`), drafts and projectors of images.
 //!

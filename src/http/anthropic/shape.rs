@@ -67,7 +67,7 @@ impl MessageShape {
         let is_call = |block: &&Block| matches!(block, Block::ToolUse { .. });
         let shown = self.answer.shown(false);
         let ends_in_call = !self.call_is_cut && shown.last().is_some_and(is_call);
-        let has_calls = shown.iter().any(|block| is_call(block));
+        let has_calls = shown.iter().any(is_call);
         let (stop_reason, stop_sequence) = match self.finish? {
             Finish::Stop if ends_in_call => ("tool_use", None),
             Finish::ToolCalls if has_calls => ("tool_use", None),
