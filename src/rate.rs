@@ -30,13 +30,11 @@ impl DrainRate {
     /// Ends per second in the last [`FORGET_AFTER`]; None when unknown.
     #[must_use]
     pub fn per_s(&self, now: Instant) -> Option<f64> {
-        let mut fresh = self
-            .ends
-            .iter()
-            .filter(|at| now.duration_since(**at) < FORGET_AFTER);
-        let oldest = fresh.next()?;
+        let is_old = |at: &Instant| now.duration_since(*at) >= FORGET_AFTER;
+        let n_old = self.ends.partition_point(is_old);
+        let oldest = self.ends.get(n_old)?;
         let span = now.duration_since(*oldest).as_secs_f64();
-        (span > 0.0).then(|| (1 + fresh.count()) as f64 / span)
+        (span > 0.0).then(|| (self.ends.len() - n_old) as f64 / span)
     }
 }
 

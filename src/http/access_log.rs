@@ -10,6 +10,8 @@ use crate::scheduler::{CancelHandle, Progress};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+/// Of the lines, for filters like `--log-level warn,tinyloop::access=info`.
+const TARGET: &str = "tinyloop::access";
 /// Longest name of a model that is taken over from a request.
 const NAME_BYTES_MAX: usize = 128;
 
@@ -186,12 +188,19 @@ fn milliseconds(duration: Option<Duration>) -> Option<f64> {
 impl Drop for AccessRecord {
     fn drop(&mut self) {
         self.settle();
+        let is_shown = match self.quiet {
+            true => tracing::enabled!(target: TARGET, tracing::Level::DEBUG),
+            false => tracing::enabled!(target: TARGET, tracing::Level::INFO),
+        };
+        if !is_shown {
+            return; // asking the scheduler about each job takes its locks
+        }
         let jobs = self.followed();
         let total_ms = milliseconds(Some(self.started.elapsed()));
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
-                    target: "tinyloop::access",
+                    target: TARGET,
                     id = %self.id,
                     route = self.route,
                     key = self.key.as_deref(),

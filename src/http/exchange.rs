@@ -96,11 +96,10 @@ pub fn request_id_of(body: &[u8]) -> Result<Option<String>, ApiError> {
         request_id: Option<serde_json::Value>,
     }
     // Few bodies have it: the others are not parsed twice.
-    let text = std::str::from_utf8(body).unwrap_or_default();
-    if !text.contains("\"request_id\"") {
+    if memchr::memmem::find(body, b"\"request_id\"").is_none() {
         return Ok(None);
     }
-    let named = serde_json::from_str::<Named>(text).ok();
+    let named = serde_json::from_slice::<Named>(body).ok();
     match named.and_then(|named| named.request_id) {
         None => Ok(None),
         Some(serde_json::Value::String(id)) if is_sane(&id) => Ok(Some(id)),

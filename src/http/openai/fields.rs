@@ -16,6 +16,18 @@ use std::ops::RangeInclusive;
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a> {
     map: &'a Map<String, Value>,
+    /// A bit for each field that is there, see [`mark`].
+    marks: u64,
+}
+
+/// A bit that a name has, among 64, and that few others share. Requests are asked for a hundred fields
+/// and have a handful: looking each up by its hash was an eighth of a request's processor time.
+fn mark(name: &str) -> u64 {
+    let bytes = name.as_bytes();
+    let first = bytes.first().copied().unwrap_or_default();
+    let last = bytes.last().copied().unwrap_or_default();
+    let mixed = bytes.len() + 5 * usize::from(first) + 11 * usize::from(last);
+    1 << (mixed % 64)
 }
 
 /// The kind of a JSON value, for messages.
@@ -144,7 +156,8 @@ impl<'a> Fields<'a> {
     /// Reads from `map`.
     #[must_use]
     pub fn new(map: &'a Map<String, Value>) -> Self {
-        Self { map }
+        let marks = map.keys().fold(0, |marks, name| marks | mark(name));
+        Self { map, marks }
     }
 
     /// Refuses fields beside `known`: a route of our own has no foreign clients to be lenient to, and
@@ -164,6 +177,9 @@ impl<'a> Fields<'a> {
     /// The raw value; None when absent or null.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&'a Value> {
+        if self.marks & mark(name) == 0 {
+            return None;
+        }
         self.map.get(name).filter(|value| !value.is_null())
     }
 
@@ -342,6 +358,20 @@ mod tests {
                 fields.prop_map(|fields| fields.into_iter().collect()),
             ]
         })
+    }
+
+    proptest! {
+        /// The marks only ever spare a look.
+        #[test]
+        fn a_field_is_found_whatever_its_name(
+            names in prop::collection::hash_set("[a-c\u{e9}]{0,3}", 0..20),
+            asked in "[a-c\u{e9}]{0,3}",
+        ) {
+            let map: Map<_, _> = names.iter().map(|name| (name.clone(), Value::from(1))).collect();
+            let fields = Fields::new(&map);
+            prop_assert_eq!(fields.get(&asked).is_some(), names.contains(&asked));
+            prop_assert!(names.iter().all(|name| fields.get(name).is_some()));
+        }
     }
 
     #[test]

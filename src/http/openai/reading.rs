@@ -35,7 +35,8 @@ pub struct Reading<'a> {
     model: &'a LoadedModel,
     tokenizer: &'a Tokenizer,
     tools: &'a Tools,
-    family: Family,
+    /// The source of the chat template; empty where there is none.
+    template: &'a str,
     reasoning: Option<ReasoningOptions>,
     /// The answer may begin with thoughts.
     may_think: bool,
@@ -66,17 +67,23 @@ impl<'a> Reading<'a> {
             model,
             tokenizer,
             tools: &conversation.tools,
-            family: family(model, template),
+            template,
             may_think: reasoning.is_some_and(|r| r.is_open || (is_answer && !is_closed)),
             reasoning,
         }
+    }
+
+    /// The configured family, or that of the template; looked for where tools are offered only.
+    fn family(&self) -> Family {
+        let configured = self.model.meta.tool_family;
+        configured.unwrap_or_else(|| Family::of_template(self.template))
     }
 
     /// A choice whose text is read so.
     #[must_use]
     pub fn plan(&self) -> ChoicePlan {
         let calls = self.tools.are_offered().then(|| CallOptions {
-            family: self.family,
+            family: self.family(),
             tools: self.tools.shapes(),
             must_call: self.tools.must_call(),
         });
@@ -99,7 +106,7 @@ impl<'a> Reading<'a> {
     pub fn shown_tokens(&self) -> Arc<[TokenId]> {
         let mut marks = Vec::new();
         if self.tools.are_offered() {
-            marks.extend(self.family.visible_marks());
+            marks.extend(self.family().visible_marks());
         }
         if let Some(reasoning) = self.reasoning.filter(|_| self.may_think) {
             marks.extend([reasoning.marks.open, reasoning.marks.close]);
@@ -140,7 +147,7 @@ impl<'a> Reading<'a> {
         let template = self.model.chat_template.as_ref();
         let shows = template.is_ok_and(|template| template.traits().renders_tools);
         match shows || self.model.meta.tool_family.is_some() {
-            true => self.family,
+            true => self.family(),
             false => Family::Generic,
         }
     }
@@ -220,12 +227,6 @@ impl<'a> Reading<'a> {
         };
         grammar.lark(&|mark| self.tokenizer.control_token(mark))
     }
-}
-
-/// The configured family, or that of the template.
-fn family(model: &LoadedModel, template: &str) -> Family {
-    let configured = model.meta.tool_family;
-    configured.unwrap_or_else(|| Family::of_template(template))
 }
 
 /// A schema as it is enforced: arguments are an object, and only the properties that are named, unless
