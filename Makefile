@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench bench-embed load exit-table roofline bench-depth load-depth demo-pool clean
+.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench bench-peer bench-kernels bench-embed load exit-table roofline bench-depth load-depth demo-pool clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -27,7 +27,9 @@ run: build $(NEEDS_MODEL) ## serve the demo model, or MODEL=/path/x.gguf, and th
 
 check: ## format, lints and docs, warnings as errors
 	cargo fmt --check
+	cargo fmt --check --manifest-path benches/Cargo.toml
 	cargo clippy --all-targets --quiet -- -D warnings
+	cargo clippy --all-targets --quiet --manifest-path benches/Cargo.toml --target-dir target -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --quiet
 
 test: check model test-debug test-release test-client test-llama-server ## everything that must pass before a commit lands
@@ -66,6 +68,9 @@ roofline: build model ## what this machine can do at best, and how near a MODEL 
 
 exit-table: build ## early exit of the built-in or a looped MODEL: speed and perplexity on TEXT against EXITS=..
 	python3 tests/scripts/exit_table.py $(BIN) $(if $(filter $(DEMO),$(MODEL)),builtin,$(MODEL)) $(TEXT) $(EXITS)
+
+bench-kernels: ## GB/s and operations/s of every CPU kernel, by criterion (ARGS=avx2/product names what)
+	cargo bench --quiet --manifest-path benches/Cargo.toml --target-dir target --bench kernels -- $(ARGS)
 
 bench-embed: build model ## embeddings per second of MODEL, with the ratio where LLAMA_SERVER=/path/to/llama-server is given
 	python3 tests/scripts/bench_embed.py $(BIN) $(or $(LLAMA_SERVER),none) $(MODEL)
