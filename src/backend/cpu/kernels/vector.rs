@@ -81,25 +81,15 @@ pub(super) unsafe fn layer_normalize<L: Lanes>(
             sum += *x.add(i);
         }
         let mean = sum / n as f32;
-        let mut squares = L::zero();
         for i in (0..n_whole).step_by(L::LANES) {
-            let centered = L::sub(L::load(x.add(i)), L::splat(mean));
-            L::store(out.add(i), centered);
-            squares = L::mul_add(centered, centered, squares);
+            L::store(out.add(i), L::sub(L::load(x.add(i)), L::splat(mean)));
         }
-        let mut sum = L::reduce_add(squares);
         for i in n_whole..n {
             *out.add(i) = *x.add(i) - mean;
-            sum += *out.add(i) * *out.add(i);
         }
-        let factor = 1.0 / (sum / n as f32 + epsilon).sqrt();
-        for i in (0..n_whole).step_by(L::LANES) {
-            let values = L::mul(L::load(out.add(i)), L::splat(factor));
-            L::store(out.add(i), L::mul(values, L::load(weight.add(i))));
-        }
-        for i in n_whole..n {
-            *out.add(i) *= factor * *weight.add(i);
-        }
+        // What has no mean has its variance for a mean square. In place: each value is read before it
+        // is written.
+        normalize::<L>(out, weight, n, epsilon, out);
     }
 }
 
