@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench bench-peer bench-kernels bench-embed load exit-table roofline bench-depth load-depth demo-pool clean
+.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench bench-peer bench-kernels bench-embed load exit-table roofline bench-depth load-depth demo-pool kernels check-kernels clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -32,7 +32,13 @@ check: ## format, lints and docs, warnings as errors
 	cargo clippy --all-targets --quiet --manifest-path benches/Cargo.toml --target-dir target -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --quiet
 
-test: check model test-debug test-release test-client test-llama-server ## everything that must pass before a commit lands
+test: check check-kernels model test-debug test-release test-client test-llama-server ## everything that must pass before a commit lands
+
+kernels: ## kernels/kernels.ptx of the CUDA sources (NVRTC from PyPI), with registers and spills
+	python3 kernels/build.py
+
+check-kernels: ## the committed kernels.ptx is what the sources give, and no kernel spills
+	@python3 kernels/build.py --check
 
 test-debug: model ## all tests with assertions and overflow checks on
 	cargo test --quiet

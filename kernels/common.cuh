@@ -22,6 +22,7 @@
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
+#define INFINITY __int_as_float(0x7f800000)
 #define KERNEL(threads, name) extern "C" __global__ void __launch_bounds__(threads) name
 #define SHARED(type, name, dims) __shared__ __align__(16) type name dims
 // All dynamic shared memory is one array; each use may see it as its own type.

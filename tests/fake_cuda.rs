@@ -5,7 +5,43 @@
 mod fake_cuda;
 
 use fake_cuda::{Flavour, build};
+use ring::digest::{Context, SHA256};
+use std::fs;
+use std::path::Path;
 use std::process::Command;
+
+/// The hash in the first line of the committed PTX is that of the sources, so that nobody tests
+/// other kernels than ship; `make check-kernels` compares the text itself.
+#[test]
+fn the_committed_ptx_is_of_these_sources() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let mut paths: Vec<_> = fs::read_dir(&folder)
+        .expect("kernels/ is in the repository")
+        .map(|entry| entry.expect("an entry can be read").path())
+        .filter(|path| path.extension().is_some_and(|e| e == "cu" || e == "cuh"))
+        .collect();
+    paths.sort();
+    let mut digest = Context::new(&SHA256);
+    for path in paths {
+        let name = path.file_name().expect("a file has a name");
+        digest.update(name.as_encoded_bytes());
+        digest.update(b"\0");
+        digest.update(&fs::read(&path).expect("sources can be read"));
+        digest.update(b"\0");
+    }
+    let hash: String = digest
+        .finish()
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let ptx = fs::read_to_string(folder.join("kernels.ptx")).expect("kernels.ptx is committed");
+    let first = ptx.lines().next().unwrap_or_default();
+    assert!(
+        first.ends_with(&hash),
+        "kernels.ptx is of other sources: run `make kernels`\n{first}\n{hash}"
+    );
+}
 
 /// What a scenario printed, and what the driver complained about.
 struct Ran {
