@@ -263,7 +263,7 @@ fn a_signal_to_an_idle_server_ends_it_well() {
 }
 
 #[test]
-fn what_runs_at_the_signal_is_finished() {
+fn case_25_what_runs_at_the_signal_is_finished() {
     let mut server = Serve::start(&mut command(&tiny(), &[]));
     let mut stream = server.stream(900);
     server.signal("TERM");
@@ -284,7 +284,7 @@ fn wait_for_drain(server: &Serve) {
 }
 
 #[test]
-fn what_outlives_the_drain_ends_with_an_error_event() {
+fn case_25_what_outlives_the_drain_ends_with_an_error_event() {
     let model = endless();
     let extra = ["--ctx-size", "262144", "--drain-timeout", "2"];
     let mut server = Serve::start(&mut command(&model, &extra));
@@ -311,7 +311,7 @@ fn what_outlives_the_drain_ends_with_an_error_event() {
 }
 
 #[test]
-fn a_second_signal_ends_the_process_at_once() {
+fn case_25_a_second_signal_ends_the_process_at_once() {
     let model = endless();
     let extra = ["--ctx-size", "262144", "--drain-timeout", "600"];
     let mut server = Serve::start(&mut command(&model, &extra));

@@ -55,6 +55,24 @@ fn a_cancel_frees_everything_at_once() {
     engine.cancel(request.id);
 }
 
+/// Between two chunks of a prompt, of a generative model and of a looped one.
+#[test]
+fn case_01_a_prompt_is_left_between_two_of_its_chunks() {
+    for shape in [None, Some((0, 2, 0))] {
+        let mut engine = engine_of(shape, config());
+        let request = greedy(prompt(1, 150), 5);
+        let outcome = submit(&mut engine, &request);
+        step(&mut engine);
+        let pages = engine.stats().snapshot().pages_used;
+        assert!(pages > 0 && outcome.lock().tokens.is_empty(), "{pages}");
+        engine.cancel(request.id);
+        assert!(engine.is_idle(), "not one more step");
+        assert_eq!(engine.stats().snapshot().pages_used, 0);
+        engine.check_integrity().expect("the books are right");
+        assert_eq!(outcome.lock().failure, Some(RequestError::Cancelled));
+    }
+}
+
 #[test]
 fn a_consumer_that_is_gone_ends_its_sequence_within_the_quantum() {
     let mut engine = engine_of(None, config());

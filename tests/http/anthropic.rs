@@ -3,8 +3,9 @@
 use crate::client::{Answer, Client};
 use crate::fake::Alphabet;
 use crate::real_engine::serve_tiny;
-use crate::responses::{check_declared, named_events, with};
+use crate::responses::check_declared;
 use crate::schema::faults;
+use crate::shared::{named_events, with};
 use crate::{TestServer, wait_for};
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -7,12 +7,13 @@ use super::{TestServer, wait_for};
 use crate::client::{Answer, Client};
 use crate::fake::Alphabet;
 use crate::real_engine;
+use crate::shared::with;
 use crate::streams::chat;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tinyloop::config::{
     Config, EngineConfig, ExecutorConfig, FakeConfig, ModelConfig, ModelSource,
 };
@@ -41,10 +42,10 @@ fn echo() -> ModelConfig {
 }
 
 fn completion(prompt: &str, extra: &Value) -> Value {
-    let mut body = json!({"prompt": prompt, "max_tokens": prompt.len() * 2});
-    let map = body.as_object_mut().expect("an object");
-    map.extend(extra.as_object().expect("an object").clone());
-    body
+    with(
+        json!({"prompt": prompt, "max_tokens": prompt.len() * 2}),
+        extra,
+    )
 }
 
 /// Text of a whole answer and of its stream, each with why it ended.
@@ -117,20 +118,47 @@ fn case_05_what_waits_is_bounded_by_number_by_tokens_and_by_time() {
         client.send("POST", "/v1/chat/completions", &[], &body);
         client
     };
+    // How long an answer takes is known from the first.
+    let mut slow = ask(&json!({"stream": false}));
+    wait_for("the job", || runtime.n_active() == 1);
+    let started = Instant::now();
+    wait_for("30 ms", || started.elapsed() > Duration::from_millis(30));
+    runtime.run_out();
+    assert_eq!(slow.read_answer().status, 200);
+
     let _running = ask(&json!({}));
     wait_for("the job", || runtime.n_active() == 1);
     let long = json!({"messages": [{"role": "user", "content": "x".repeat(50)}]});
     let _waiting = ask(&long);
     wait_for("its place", || server.executor.snapshot().queue_depth == 1);
+    // From here on the engine does not move: who is refused hears it without it.
+    let refused = |extra: &Value, code: &str| {
+        let answer = ask(extra).read_answer();
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, &error["code"]), (503, &json!(code)));
+        assert!(answer.header("retry-after").is_some(), "{error}");
+        assert_eq!(
+            answer.header("x-tinyloop-rejected"),
+            error["reason"].as_str()
+        );
+        error
+    };
     // There is a place, but not for so many tokens.
-    let refused = ask(&long).read_answer();
-    assert_eq!(refused.status, 503);
-    assert!(refused.json()["error"]["max_queued_prompt_tokens"].is_number());
+    let error = refused(&long, "queue_full");
+    assert_eq!(error["max_queued_prompt_tokens"], 100, "{error}");
+    // There is a place and room, but it would come too late: two answers of 30 ms stand before it.
+    let error = refused(&json!({"slo_ms": 50}), "slo_unattainable");
+    assert!(error["predicted_wait_ms"].as_u64() >= Some(60), "{error}");
     let _second = ask(&json!({}));
     wait_for("its place", || server.executor.snapshot().queue_depth == 2);
-    let refused = ask(&json!({})).read_answer();
-    assert_eq!(refused.json()["error"]["max_queue_depth"], 2);
-    assert!(refused.header("retry-after").is_some());
+    let error = refused(&json!({}), "queue_full");
+    assert_eq!(error["max_queue_depth"], 2);
+    let snapshot = server.executor.snapshot();
+    assert_eq!(
+        (snapshot.queue_depth, runtime.n_active()),
+        (2, 1),
+        "refusals hold nothing"
+    );
 }
 
 #[test]
@@ -196,6 +224,63 @@ fn case_13_characters_of_several_tokens_arrive_whole() {
         .as_array()
         .cloned();
     assert_eq!(tokens.expect("a list").len(), prompt.len());
+    // Bytes that are no text, at the end and before text: answers stay JSON, and say what was said.
+    for bytes in [
+        &b"a\xff(\xe2\x82b\xf0\x9f"[..],
+        b"\xc3",
+        b"\x80\x80ok\xed\xa0\x80\xc3\xa9",
+    ] {
+        let said = String::from_utf8_lossy(bytes);
+        let body = json!({"prompt": bytes, "max_tokens": bytes.len()});
+        for (text, _) in both_ways(&mut client, &body) {
+            assert_eq!(text, said, "{bytes:?}");
+        }
+    }
+    server.shutdown(Duration::ZERO);
+}
+
+/// Wherever an answer is cut, the bytes beside the log-probabilities are those that the model said, and the
+/// text of the whole and of the streamed answer is made of them.
+#[test]
+fn case_13_log_probabilities_carry_the_bytes_of_their_tokens() {
+    let (server, _pool) = serve(vec![echo()]);
+    let mut client = Client::connect(server.address());
+    let question = |max_tokens: usize, stream: bool| {
+        json!({"messages": [{"role": "user", "content": "€🙂"}], "logprobs": true,
+            "max_tokens": max_tokens, "stream": stream})
+    };
+    let bytes_of = |choice: &Value| -> Vec<u8> {
+        let entries = choice["logprobs"]["content"]
+            .as_array()
+            .into_iter()
+            .flatten();
+        let bytes = entries.flat_map(|entry| entry["bytes"].as_array().expect("bytes"));
+        bytes
+            .map(|byte| byte.as_u64().expect("a byte") as u8)
+            .collect()
+    };
+    let mut n_cut = 0;
+    for max_tokens in 1..60 {
+        let answer = client.post("/v1/chat/completions", &question(max_tokens, false));
+        let choice = answer.json()["choices"][0].clone();
+        let text = choice["message"]["content"].as_str().expect("a text");
+        let bytes = bytes_of(&choice);
+        assert_eq!(text, String::from_utf8_lossy(&bytes));
+        n_cut += usize::from(text.ends_with('\u{fffd}'));
+        let streamed = client.post("/v1/chat/completions", &question(max_tokens, true));
+        let (mut joined, mut joined_bytes) = (String::new(), Vec::new());
+        for event in streamed.events().iter().filter(|event| *event != "[DONE]") {
+            let chunk: Value = serde_json::from_str(event).expect("JSON");
+            let choice = &chunk["choices"][0];
+            joined.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+            joined_bytes.extend(bytes_of(choice));
+        }
+        assert_eq!((joined.as_str(), joined_bytes), (text, bytes));
+    }
+    assert!(
+        n_cut >= 5,
+        "both characters were cut at each of their bytes: {n_cut}"
+    );
     server.shutdown(Duration::ZERO);
 }
 

@@ -2,6 +2,7 @@
 
 use super::TestServer;
 use super::real_engine::{serve_tiny, start_with};
+use crate::shared::with;
 use serde_json::{Value, json};
 use tinyloop::config::{EngineConfig, ExecutorConfig, LoopsConfig};
 
@@ -15,13 +16,14 @@ pub(crate) fn looped() -> TestServer {
 }
 
 fn body(extra: &Value) -> String {
-    let mut body = json!({
-        "model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 8, "temperature": 0,
-        "ignore_eos": true,
-    });
-    let map = body.as_object_mut().expect("an object");
-    map.extend(extra.as_object().expect("an object").clone());
-    body.to_string()
+    with(
+        json!({
+            "model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 8, "temperature": 0,
+            "ignore_eos": true,
+        }),
+        extra,
+    )
+    .to_string()
 }
 
 /// The text and the depth that the header tells.

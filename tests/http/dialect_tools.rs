@@ -2,7 +2,8 @@
 
 use crate::anthropic::create as message;
 use crate::real_engine::serve_tiny;
-use crate::responses::{check_declared, create, named_events, stream, with};
+use crate::responses::{check_declared, create, stream};
+use crate::shared::{named_events, with};
 use crate::tools::{HERMES, serve};
 use serde_json::{Value, json};
 use tinyloop::config::{EngineConfig, ExecutorConfig};

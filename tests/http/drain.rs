@@ -85,7 +85,7 @@ fn case_25_what_runs_finishes_and_everybody_else_is_told() {
 }
 
 #[test]
-fn what_outlives_the_drain_is_told_so() {
+fn case_25_what_outlives_the_drain_is_told_so() {
     let runtime = Alphabet::stepped(2);
     let mut server = TestServer::start(Arc::clone(&runtime));
     let mut stream = server.client();
@@ -112,4 +112,5 @@ fn what_outlives_the_drain_is_told_so() {
         (answer.status, answer.json()["error"]["code"].as_str()),
         (503, Some("shutting_down"))
     );
+    assert_eq!(runtime.n_active(), 0, "nothing goes on behind the end");
 }

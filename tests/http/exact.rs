@@ -4,6 +4,7 @@
 
 use super::TestServer;
 use crate::fake::Alphabet;
+use crate::shared::with;
 use serde_json::{Value, json};
 
 /// Body or event without what differs from run to run: the id and the time.
@@ -29,10 +30,10 @@ fn events(path: &str, body: &Value) -> Vec<String> {
 }
 
 fn chat(extra: &Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
-    let map = body.as_object_mut().expect("an object");
-    map.extend(extra.as_object().expect("an object").clone());
-    body
+    with(
+        json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
+        extra,
+    )
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::{TestServer, wait_for};
 use crate::client::Answer;
 use crate::fake::Alphabet;
 use crate::native::events;
+use crate::shared::{keys, post};
 use serde_json::{Value, json};
 
 const COMPLETION_KEYS: &[&str] = &[
@@ -48,21 +49,6 @@ const TIMINGS_KEYS: &[&str] = &[
     "prompt_per_second",
     "prompt_per_token_ms",
 ];
-
-#[track_caller]
-fn keys(value: &Value) -> Vec<&str> {
-    let map = value.as_object().unwrap_or_else(|| panic!("{value}"));
-    let mut keys: Vec<&str> = map.keys().map(String::as_str).collect();
-    keys.sort_unstable();
-    keys
-}
-
-#[track_caller]
-fn post(server: &TestServer, path: &str, body: &Value) -> Value {
-    let answer = server.client().post(path, body);
-    assert_eq!(answer.status, 200, "{}", answer.json());
-    answer.json()
-}
 
 #[test]
 fn a_completion_has_llama_servers_fields() {

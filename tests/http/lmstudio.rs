@@ -2,43 +2,10 @@
 //! that say what whole answers say, and who may load.
 
 use super::{TestServer, wait_for};
-use crate::client::{Answer, Client};
+use crate::client::Client;
 use crate::fake::Alphabet;
+use crate::shared::{keys, named_events, named_events_of, post};
 use serde_json::{Value, json};
-
-#[track_caller]
-fn keys(value: &Value) -> Vec<&str> {
-    let map = value.as_object().unwrap_or_else(|| panic!("{value}"));
-    let mut keys: Vec<&str> = map.keys().map(String::as_str).collect();
-    keys.sort_unstable();
-    keys
-}
-
-#[track_caller]
-fn post(server: &TestServer, path: &str, body: &Value) -> Value {
-    let answer = server.client().post(path, body);
-    assert_eq!(answer.status, 200, "{}", answer.json());
-    answer.json()
-}
-
-/// Names and data of an event stream; the name stands in the data too.
-#[track_caller]
-fn named_events(text: &str) -> Vec<(String, Value)> {
-    let blocks = text.split("\n\n").filter(|block| !block.is_empty());
-    let event = |block: &str| {
-        let (name, data) = block.split_once('\n').expect("two lines");
-        let name = name.strip_prefix("event: ").expect("a name").to_owned();
-        let data = data.strip_prefix("data: ").expect("data");
-        let data: Value = serde_json::from_str(data).expect("JSON");
-        assert_eq!(data["type"], name.as_str());
-        (name, data)
-    };
-    blocks.map(event).collect()
-}
-
-fn text(answer: &Answer) -> String {
-    String::from_utf8(answer.body.clone()).expect("UTF-8")
-}
 
 const STATS_V0: &[&str] = &[
     "generation_time",
@@ -200,8 +167,8 @@ fn a_v1_chat_streams_what_it_answers_whole() {
     assert_eq!(whole["stats"]["total_output_tokens"], 3);
 
     let answer = server.client().post(CHAT, &body(true));
-    let events = named_events(&text(&answer));
-    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    let events = named_events(&answer);
+    let names: Vec<&Value> = events.iter().map(|event| &event["type"]).collect();
     assert_eq!(
         names,
         [
@@ -218,12 +185,14 @@ fn a_v1_chat_streams_what_it_answers_whole() {
             "chat.end"
         ]
     );
-    let deltas = events.iter().filter(|(name, _)| name == "message.delta");
+    let deltas = events
+        .iter()
+        .filter(|event| event["type"] == "message.delta");
     let content: String = deltas
-        .filter_map(|(_, data)| data["content"].as_str())
+        .filter_map(|delta| delta["content"].as_str())
         .collect();
     assert_eq!(content, "abc");
-    let result = &events.last().expect("an end").1["result"];
+    let result = &events.last().expect("an end")["result"];
     assert_eq!(result["output"], whole["output"]);
     assert_eq!(keys(&result["stats"]), keys(&whole["stats"]));
 }
@@ -244,8 +213,8 @@ fn a_v1_chat_goes_on_from_an_earlier_one() {
     assert!(id.starts_with("resp_"), "{id}");
     let n_prompt = |answer: &Value| answer["stats"]["input_tokens"].clone();
     let second = ask(json!({"input": "yo", "previous_response_id": id, "stream": true}));
-    let events = named_events(&text(&second));
-    let second = events.last().expect("an end").1["result"].clone();
+    let events = named_events(&second);
+    let second = events.last().expect("an end")["result"].clone();
     let said = "system:s;user:hi;assistant:ab;user:yo;assistant:";
     assert_eq!(n_prompt(&second), said.len());
     // From the same point in another way, told something else first; and once more from the second.
@@ -330,20 +299,22 @@ fn a_v1_stream_that_breaks_tells_the_error_and_what_there_is() {
     wait_for("the job", || alphabet.n_active() == 1);
     alphabet.step();
     client.read_head();
-    let mut events = String::new();
+    let mut events = Vec::new();
     let mut read = |client: &mut Client| {
-        let chunk = client.read_chunk()?;
-        events.push_str(std::str::from_utf8(&chunk).expect("UTF-8"));
-        Some(events.ends_with("\"a\",\"type\":\"message.delta\"}\n\n"))
+        events.extend(client.read_chunk()?);
+        Some(events.ends_with(b"\"a\",\"type\":\"message.delta\"}\n\n"))
     };
     while read(&mut client) == Some(false) {}
     alphabet.fail_all();
     while read(&mut client).is_some() {}
-    let events = named_events(&events);
-    let [.., (error, what), (end, result)] = &events[..] else {
+    let events = named_events_of(&events);
+    let [.., what, result] = &events[..] else {
         panic!("{events:?}");
     };
-    assert_eq!((error.as_str(), end.as_str()), ("error", "chat.end"));
+    assert_eq!(
+        (&what["type"], &result["type"]),
+        (&json!("error"), &json!("chat.end"))
+    );
     assert_eq!(what["error"]["type"], "internal_error");
     assert_eq!(result["result"]["output"][0]["content"], "a");
 }

@@ -13,10 +13,7 @@ use std::process::Command;
 const TEXT: &str = "The quick brown fox jumps over the lazy dog; the ship sails at dawn.";
 
 fn with(body: &Value, extra: &Value) -> Value {
-    let mut body = body.clone();
-    let map = body.as_object_mut().expect("an object");
-    map.extend(extra.as_object().expect("an object").clone());
-    body
+    crate::shared::with(body.clone(), extra)
 }
 
 #[track_caller]

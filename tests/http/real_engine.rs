@@ -2,6 +2,7 @@
 
 use super::{TestServer, wait_for};
 use crate::client::Client;
+use crate::shared::with;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -65,13 +66,13 @@ pub(crate) fn serve_tiny(
 }
 
 fn chat(extra: &Value) -> Value {
-    let mut body = json!({
-        "model": "tiny", "max_tokens": 12, "ignore_eos": true, "seed": 3, "temperature": 1.2,
-        "messages": [{"role": "user", "content": "tell me"}],
-    });
-    let map = body.as_object_mut().expect("an object");
-    map.extend(extra.as_object().expect("an object").clone());
-    body
+    with(
+        json!({
+            "model": "tiny", "max_tokens": 12, "ignore_eos": true, "seed": 3, "temperature": 1.2,
+            "messages": [{"role": "user", "content": "tell me"}],
+        }),
+        extra,
+    )
 }
 
 #[test]

@@ -4,25 +4,11 @@ use crate::client::{Answer, Client};
 use crate::fake::Alphabet;
 use crate::real_engine::serve_tiny;
 use crate::schema::faults;
+use crate::shared::{named_events, with};
 use crate::{TestServer, wait_for};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tinyloop::config::{EngineConfig, ExecutorConfig};
-
-/// Events with names: each name stands before data of that type.
-#[track_caller]
-pub(crate) fn named_events(answer: &Answer) -> Vec<Value> {
-    let text = String::from_utf8(answer.body.clone()).expect("events are UTF-8");
-    let blocks = text.split("\n\n").filter(|block| !block.is_empty());
-    let events = blocks.map(|block| {
-        let (name, data) = block.split_once('\n').expect("a name and data");
-        let data = data.strip_prefix("data: ").expect("data");
-        let event: Value = serde_json::from_str(data).expect("JSON");
-        assert_eq!(name.strip_prefix("event: "), event["type"].as_str());
-        event
-    });
-    events.collect()
-}
 
 /// Answers and events against what `/openapi.json` says of them.
 #[track_caller]
@@ -38,13 +24,6 @@ pub(crate) fn check_declared(client: &mut Client, method: &str, path: &str, valu
         let found = faults(&description, schema, value);
         assert!(found.is_empty(), "{path}: {found:#?}\n{value}");
     }
-}
-
-/// The body with further fields.
-pub(crate) fn with(mut body: Value, extra: &Value) -> Value {
-    let map = body.as_object_mut().expect("an object");
-    map.extend(extra.as_object().expect("an object").clone());
-    body
 }
 
 pub(crate) fn create(client: &mut Client, extra: &Value) -> Answer {

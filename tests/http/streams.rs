@@ -3,18 +3,19 @@
 use super::{TestServer, wait_for};
 use crate::client::{Answer, Client};
 use crate::fake::Alphabet;
+use crate::shared::with;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) fn chat(extra: &Value) -> Value {
-    let mut body = json!({
-        "model": "test/model", "stream": true, "max_tokens": 3,
-        "messages": [{"role": "user", "content": "hi"}],
-    });
-    let map = body.as_object_mut().expect("an object");
-    map.extend(extra.as_object().expect("an object").clone());
-    body
+    with(
+        json!({
+            "model": "test/model", "stream": true, "max_tokens": 3,
+            "messages": [{"role": "user", "content": "hi"}],
+        }),
+        extra,
+    )
 }
 
 fn parsed(answer: &Answer) -> Vec<Value> {
@@ -216,35 +217,38 @@ fn a_fault_in_the_middle_ends_the_stream_with_an_error() {
     assert_eq!(error["error"]["code"], "internal_error");
 }
 
+/// Streamed or not, before the first token (while the prompt is computed) and behind it.
 #[test]
 fn case_01_who_hangs_up_frees_the_slot_streamed_or_not() {
-    for stream in [true, false] {
+    for (stream, n_tokens) in [(true, 0), (true, 1), (false, 0), (false, 1)] {
         let runtime = Alphabet::stepped(1);
         let server = TestServer::start(Arc::clone(&runtime));
-        let mut client = server.client();
-        let body = chat(&json!({"stream": stream, "max_tokens": 100}));
-        client.send("POST", "/v1/chat/completions", &[], &body.to_string());
+        let ask = |extra: Value| {
+            let mut client = server.client();
+            let body = chat(&extra).to_string();
+            client.send("POST", "/v1/chat/completions", &[], &body);
+            client
+        };
+        let mut client = ask(json!({"stream": stream, "max_tokens": 100}));
         wait_for("the job", || runtime.n_active() == 1);
-        runtime.step();
-        if stream {
+        let _waiting = ask(json!({"stream": false}));
+        wait_for("the queue", || server.executor.snapshot().queue_depth == 1);
+        for _ in 0..n_tokens {
+            runtime.step();
+        }
+        if stream && n_tokens > 0 {
             client.read_head();
         }
         drop(client);
-        wait_for("the cancel", || {
-            runtime.n_cancelled() == 1 && runtime.n_active() == 0
+        // The freed slot serves the one who waits, without a step of what was left.
+        wait_for("the next job", || {
+            runtime.n_cancelled() == 1 && runtime.n_active() == 1
         });
-        wait_for("the slot", || server.executor.snapshot().in_flight == 0);
-        // The freed slot serves the next one.
-        let mut next = server.client();
-        next.send(
-            "POST",
-            "/v1/chat/completions",
-            &[],
-            &chat(&json!({"stream": false})).to_string(),
-        );
-        wait_for("the next job", || runtime.n_active() == 1);
+        assert_eq!(server.executor.snapshot().queue_depth, 0);
         runtime.run_out();
-        assert_eq!(next.read_answer().status, 200, "stream: {stream}");
+        let metrics = server.executor.metrics_text("");
+        let counted = r#"tinyloop_cancelled_total{model="test/model",phase="running"} 1"#;
+        assert!(metrics.contains(counted), "{stream} {n_tokens}: {metrics}");
     }
 }
 
@@ -275,6 +279,9 @@ fn case_02_who_hangs_up_in_the_queue_never_runs() {
     runtime.run_out();
     assert_eq!(first.read_answer().status, 200);
     assert_eq!((runtime.n_active(), runtime.n_cancelled()), (0, 0));
+    let metrics = server.executor.metrics_text("");
+    let counted = r#"tinyloop_cancelled_total{model="test/model",phase="queued"} 1"#;
+    assert!(metrics.contains(counted), "{metrics}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use crate::TestServer;
 use crate::client::Client;
 use crate::real_engine::serve_tiny;
+use crate::shared::with;
 use serde_json::{Value, json};
 use tinyloop::config::{EngineConfig, ExecutorConfig};
 
@@ -12,13 +13,13 @@ fn start() -> TestServer {
 }
 
 fn chat(extra: Value) -> Value {
-    let mut body = json!({
-        "max_tokens": 200, "temperature": 0.8, "seed": 5,
-        "messages": [{"role": "user", "content": "tell me"}],
-    });
-    let map = body.as_object_mut().expect("an object");
-    map.extend(extra.as_object().expect("an object").clone());
-    body
+    with(
+        json!({
+            "max_tokens": 200, "temperature": 0.8, "seed": 5,
+            "messages": [{"role": "user", "content": "tell me"}],
+        }),
+        &extra,
+    )
 }
 
 fn content(client: &mut Client, body: &Value) -> (String, String) {

@@ -4,6 +4,7 @@
 use crate::TestServer;
 use crate::client::{Answer, Client};
 use crate::real_engine::serve_tiny;
+use crate::shared::with;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -79,13 +80,13 @@ fn body(extra: Value) -> Value {
             "parameters": {"type": "object", "required": ["city"], "properties": {
                 "city": {"enum": ["Graz", "Linz"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}}}})
     };
-    let mut body = json!({
-        "messages": [{"role": "user", "content": "hi"}],
-        "tools": [function("weather"), function("add")],
-    });
-    let map = body.as_object_mut().expect("an object");
-    map.extend(extra.as_object().expect("an object").clone());
-    body
+    with(
+        json!({
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [function("weather"), function("add")],
+        }),
+        &extra,
+    )
 }
 
 fn ok(client: &mut Client, body: &Value) -> Answer {

@@ -48,6 +48,23 @@ impl Events {
 }
 
 #[cfg(test)]
+impl Events {
+    /// Events with names, read back; each name stands before data of that type.
+    #[track_caller]
+    pub fn read_back(&self) -> Vec<serde_json::Value> {
+        let events = self.iter().map(|event| {
+            let text = std::str::from_utf8(event).expect("events are UTF-8");
+            let (name, data) = text.split_once('\n').expect("a name and data");
+            let data = data.strip_prefix("data: ").expect("data");
+            let value: serde_json::Value = serde_json::from_str(data).expect("JSON");
+            assert_eq!(name.strip_prefix("event: "), value["type"].as_str());
+            value
+        });
+        events.collect()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;

@@ -122,7 +122,7 @@ pub fn chat(call: &Call<'_>, body: &Map<String, Value>) -> Result<Prepared, ApiE
     let context = model.context_length;
     let room = context.saturating_sub(prompt.len() as u32);
     // With no limit given the answer may fill the context, but it must have room for a token.
-    let max_tokens = request.max_tokens.unwrap_or(room).max(1);
+    let max_tokens = request.max_tokens.unwrap_or(room.max(1));
     check_context(prompt.len(), max_tokens, context, "messages")
         .inspect_err(|_| model.executor.count_refusal("context_length_exceeded"))?;
     let common = &request.common;

@@ -151,6 +151,8 @@ fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
         match fields.integer(name, -1..=i64::from(u32::MAX))? {
             None => {}
             Some(-1) => return Ok(None),
+            // The web UI of llama-server warms the cache with it: the prompt is computed, no more.
+            Some(0) if name == "n_predict" => return Ok(Some(0)),
             Some(0) => {
                 return Err(ApiError::invalid(
                     name,

@@ -7,7 +7,7 @@ use crate::http::access::Access;
 use crate::http::errors::{ApiError, LOAD_FAILED};
 use crate::http::state::{ServerState, unknown_model};
 use crate::pool::state::State;
-use crate::pool::{LoadedModel, PoolEntry, Unavailable};
+use crate::pool::{LoadedModel, PoolEntry, RuntimeState, Unavailable};
 use serde_json::{Value, json};
 use std::time::UNIX_EPOCH;
 
@@ -75,6 +75,8 @@ fn object(model: &LoadedModel) -> Value {
         "max_model_len": model.context_length,
         "capabilities": model.features().names().collect::<Vec<_>>(),
         "aliases": model.aliases,
+        // The web UI of llama-server reads it of every model, where there are several.
+        "status": {"value": RuntimeState::Loaded.name()},
         "meta": {
             "architecture": meta.architecture,
             "name": meta.title,

@@ -284,6 +284,11 @@ const REFUSALS: &[Refusal] = &[
         is_negative,
         "the adaptive-p sampler is not built",
     ),
+    (
+        "thinking_budget_tokens",
+        is_negative,
+        "thoughts are not cut; use 'reasoning_effort', or 'enable_thinking' to have none",
+    ),
     ("use_beam_search", is_off, "beam search is not built"),
     ("truncate_prompt_tokens", never, "prompts are never cut"),
     (

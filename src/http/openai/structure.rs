@@ -61,7 +61,11 @@ impl Structure {
                 continue;
             };
             let Some(spec) = spec else { continue };
-            if let Some(first) = &found {
+            // llama-server reads a schema beside `json_object` as that object's schema.
+            let refines = |first: &Self| {
+                first.spec == GrammarSpec::JsonObject && matches!(spec, GrammarSpec::JsonSchema(_))
+            };
+            if let Some(first) = found.as_ref().filter(|first| !refines(first)) {
                 return Err(ApiError::invalid(
                     name,
                     format!(

@@ -9,18 +9,7 @@ fn events_of(parts: &[(Part, usize)]) -> (Answer, Vec<Value>) {
     let mut answer = Answer::new("x".to_owned());
     let mut events = Events::default();
     push_all(&mut answer, parts, Some(&mut events));
-    let values = events.iter().map(|event| {
-        let text = std::str::from_utf8(event).expect("events are UTF-8");
-        let (name, data) = text.split_once('\n').expect("a name and data");
-        let data = data.strip_prefix("data: ").expect("data");
-        let value: Value = serde_json::from_str(data).expect("JSON");
-        assert_eq!(
-            name,
-            format!("event: {}", value["type"].as_str().expect("a type"))
-        );
-        value
-    });
-    let values = values.collect();
+    let values = events.read_back();
     (answer, values)
 }
 
