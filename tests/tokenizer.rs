@@ -470,6 +470,33 @@ fn load_time() {
     }
 }
 
+/// Whether the template writes it or not, whether the vocabulary wants it or not.
+#[test]
+fn case_19_a_prompt_begins_with_one_bos_at_most() {
+    let fixture = spm_fixture();
+    let (with, without) = (
+        "{{ bos_token }}{{ messages[0].content }}",
+        "{{ messages[0].content }}",
+    );
+    for (adds_bos, source, n_bos) in [
+        (true, with, 1),
+        (true, without, 1),
+        (false, with, 1),
+        (false, without, 0),
+    ] {
+        let tokenizer = spm_metadata(&fixture)
+            .flag("add_bos_token", adds_bos)
+            .tokenizer();
+        let template = ChatTemplate::compile(source, "<s>", "</s>").expect("it compiles");
+        let tokens = tokenizer
+            .encode_chat(&template, &messages("the"))
+            .expect("renders");
+        let found = tokens.iter().filter(|token| **token == 1).count();
+        assert_eq!(found, n_bos, "{adds_bos} {source}: {tokens:?}");
+        assert_eq!(tokens[0] == 1, n_bos == 1, "{tokens:?}");
+    }
+}
+
 /// Every template in every case, byte for byte as Jinja2 in Python renders it; see
 /// `tests/scripts/make_template_goldens.py`.
 #[test]

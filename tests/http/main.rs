@@ -10,6 +10,7 @@ mod anthropic;
 mod cancel;
 mod cases;
 mod client;
+mod complaints;
 mod depth;
 mod dialect_tools;
 mod drain;

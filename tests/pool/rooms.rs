@@ -122,6 +122,72 @@ fn case_12_a_load_starts_only_when_the_evicted_bytes_are_back() {
     assert_eq!(bench.state("a"), RuntimeState::Unloaded);
 }
 
+/// A pinned model stays through calls, idleness and the wants of others, until somebody says that it shall go.
+#[test]
+fn case_12_a_pin_is_obeyed_after_every_call() {
+    let bench = Bench::new(&[("pinned", 60), ("other", 60)]);
+    let mut pinned = model("pinned");
+    pinned.lifecycle.pinned = true;
+    pinned.lifecycle.idle_unload = Some(Duration::from_secs(1));
+    bench.add(pinned);
+    bench.add(model("other"));
+    bench.loaded("pinned");
+    for _ in 0..3 {
+        let ticket = submit(&bench.pool.get("pinned").expect("loaded"));
+        ticket.wait().expect("it answers");
+        bench.pass_residency();
+        bench.pool.reap();
+        assert!(
+            refused(&bench, "other").is_hopeless,
+            "it never goes by itself"
+        );
+        assert_eq!(bench.state("pinned"), RuntimeState::Loaded);
+    }
+    assert_eq!(bench.loader.started(), ["pinned"], "it was loaded once");
+    bench.pool.unload("pinned", None).expect("it is there");
+    assert_eq!(bench.settled("pinned"), RuntimeState::Unloaded);
+    assert_eq!(bench.live(), 0);
+    bench.loaded("other");
+}
+
+/// An answer that never ends does not hold an unload up, nor does a client that never reads; what it held is
+/// back when the model says that it is gone, and not before. Until then nobody can load it or take it out of
+/// the configuration.
+#[test]
+fn case_12_an_unload_never_sticks_and_gives_all_bytes_back() {
+    let bench = Bench::with(&[("a", 60), ("b", 60)], limits(), Pace::Stepped);
+    bench.add(model("a"));
+    bench.add(model("b"));
+    bench.loaded("a");
+    let held = bench.loader.take_runtime("a");
+    let endless = submit(&bench.pool.get("a").expect("loaded"));
+    wait_for("the job", || held.running() == [endless.id()]);
+    // Taken out of the configuration while it is loaded: it stays, and is named.
+    let report = bench.pool.reload(vec![model("b")]).expect("no id is taken");
+    assert_eq!(
+        (report.removed.len(), report.left_alone),
+        (0, vec!["a".to_owned()])
+    );
+    assert_eq!(bench.state("a"), RuntimeState::Loaded);
+    bench
+        .pool
+        .unload("a", Some(Duration::ZERO))
+        .expect("it is there");
+    assert!(endless.wait().is_err(), "it is cut and told");
+    // Its runtime cannot go away yet: the state says so, and so do the bytes.
+    assert_eq!(bench.state("a"), RuntimeState::Unloading);
+    assert_eq!((bench.live(), bench.pool.devices()[0].used_bytes), (60, 60));
+    assert!(matches!(bench.load("a"), Err(PoolError::Unloading(_))));
+    let report = bench.pool.reload(vec![model("b")]).expect("no id is taken");
+    assert!(report.removed.is_empty(), "{report:?}");
+    drop(held);
+    assert_eq!(bench.settled("a"), RuntimeState::Unloaded);
+    assert_eq!((bench.live(), bench.pool.devices()[0].used_bytes), (0, 0));
+    let report = bench.pool.reload(vec![model("b")]).expect("no id is taken");
+    assert_eq!(report.removed, ["a"]);
+    bench.loaded("b");
+}
+
 #[test]
 fn the_least_recently_used_goes_first() {
     let bench = Bench::new(&[("a", 30), ("b", 30), ("c", 30), ("d", 30)]);

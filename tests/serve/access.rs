@@ -1,20 +1,25 @@
 //! Keys on the command line, addresses that others reach, and the line that each request leaves in the log.
 
-use super::{Serve, command, failure, tiny};
+use super::{Serve, command, endless, failure, tiny};
 use crate::client::Client;
 use serde_json::{Value, json};
 use std::fs::File;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 const SECRET: &str = "a very secret question";
 
 /// Starts a server whose log goes to a file, asks, stops it; the log.
 fn log_of(extra: &[&str], ask: impl FnOnce(&mut Client)) -> String {
+    log_of_model(&tiny(), extra, ask)
+}
+
+fn log_of_model(model: &Path, extra: &[&str], ask: impl FnOnce(&mut Client)) -> String {
     let thread = format!("{:?}", std::thread::current().id());
     let name = format!("tinyloop-log-{}-{thread}", std::process::id());
     let path = std::env::temp_dir().join(name);
     let file = File::create(&path).expect("the temporary folder takes it");
-    let mut server = Serve::start_with(command(&tiny(), extra).stderr(Stdio::from(file)));
+    let mut server = Serve::start_with(command(model, extra).stderr(Stdio::from(file)));
     ask(&mut server.client());
     server.signal("TERM");
     assert!(server.exit().success());
@@ -94,6 +99,37 @@ fn each_request_leaves_one_json_line_without_its_text() {
     assert_eq!(
         (&refused["status"], &refused["reason"], refused.get("key")),
         (&json!(401), &json!("invalid_api_key"), None)
+    );
+}
+
+/// Who leaves in the middle: the line tells what was computed.
+#[test]
+fn case_15_the_log_counts_what_an_abandoned_answer_used() {
+    let extra = ["--log-format", "json", "--ctx-size", "262144"];
+    let log = log_of_model(&endless(), &extra, |client| {
+        let body =
+            json!({"prompt": SECRET, "max_tokens": 200_000, "ignore_eos": true, "stream": true});
+        client.send("POST", "/v1/completions", &[], &body.to_string());
+        assert_eq!(client.read_head().status, 200);
+        for _ in 0..3 {
+            assert!(client.read_chunk().is_some());
+        }
+    });
+    let lines = lines(&log);
+    let [line] = lines.as_slice() else {
+        panic!("{log}");
+    };
+    assert_eq!(
+        (&line["state"], &line["status"]),
+        (&json!("cancelled"), &json!(499))
+    );
+    assert_eq!(line["reason"], "client_closed_request");
+    assert!(line["prompt_tokens"].as_u64() > Some(3), "{line}");
+    let n_tokens = line["completion_tokens"].as_u64().expect("a count");
+    assert!((3..200_000).contains(&n_tokens), "{line}");
+    assert!(
+        line["ttft_ms"].as_f64() <= line["total_ms"].as_f64(),
+        "{line}"
     );
 }
 
