@@ -1,6 +1,6 @@
 //! Loading and unloading by the routes, alone and under load.
 
-use super::{TestServer, assert_error, echo, fake, prompt, wait_for};
+use super::{PATIENCE, TestServer, assert_error, echo, fake, prompt, wait_for};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -94,6 +94,42 @@ fn waiting_requests_leave_threads_for_others() {
     let states = waiting.iter_mut().map(|client| client.read_answer().status);
     assert!(states.into_iter().all(|status| matches!(status, 200 | 202)));
     server.wait_for_state("slow", "loaded");
+}
+
+/// So many may wait; further ones are told at once that they did not.
+#[test]
+fn a_thirteenth_wait_is_answered_at_once_and_says_so() {
+    let server = TestServer::start(vec![echo("slow")]);
+    let (done, answers) = crossbeam_channel::unbounded();
+    std::thread::scope(|scope| {
+        for _ in 0..14 {
+            let (server, done) = (&server, done.clone());
+            scope.spawn(move || {
+                let answer = server.post("/v1/admin/models/slow/load?wait_s=600", &Value::Null);
+                done.send(answer).expect("it is read");
+            });
+        }
+        let next = || answers.recv_timeout(PATIENCE).expect("an answer");
+        for _ in 0..2 {
+            let answer = next();
+            let body = answer.json();
+            assert_eq!((answer.status, &body["state"]), (202, &json!("loading")));
+            assert_eq!(body["waited"], false, "{body}");
+            assert!(
+                body["waited_reason"]
+                    .as_str()
+                    .is_some_and(|why| why.contains("12"))
+            );
+        }
+        server.permits.send(()).expect("room");
+        for _ in 0..12 {
+            let body = next().json();
+            assert_eq!(
+                (&body["state"], body.get("waited")),
+                (&json!("loaded"), None)
+            );
+        }
+    });
 }
 
 #[test]

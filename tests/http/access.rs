@@ -238,3 +238,110 @@ fn a_reload_reads_the_keys_again() {
     );
     assert_eq!((status("old"), status("new")), (401, 200));
 }
+
+/// Metrics tell of all models: a key for some of them has to ask elsewhere.
+#[test]
+fn metrics_are_not_for_keys_that_know_some_models_only() {
+    let server = start(vec![
+        key("all", |_| {}),
+        key("some", |key| key.models = vec!["test/*".to_owned()]),
+    ]);
+    let mut client = server.client();
+    let metrics = ask(&mut client, "GET", "/metrics", "all", &Value::Null);
+    assert_eq!(metrics.status, 200);
+    let refused = ask(&mut client, "GET", "/metrics", "some", &Value::Null);
+    let error = refused.json()["error"].clone();
+    assert_eq!(
+        (refused.status, &error["type"]),
+        (403, &json!("permission_error"))
+    );
+    assert!(!refused.json().to_string().contains("tinyloop_"));
+    assert_eq!(client.get("/metrics").status, 401);
+    let management = server.server().management_address().expect("it listens");
+    assert_eq!(Client::connect(management).get("/metrics").status, 200);
+}
+
+/// A proxy in front may have looked at the other one.
+#[test]
+fn a_key_that_is_given_twice_is_in_doubt() {
+    let server = start(vec![key("a", |_| {}), key("b", |_| {})]);
+    let mut client = server.client();
+    for (headers, status) in [
+        (
+            vec![
+                ("authorization", "Bearer a-secret"),
+                ("authorization", "Bearer a-secret"),
+            ],
+            400,
+        ),
+        (
+            vec![
+                ("authorization", "Bearer a-secret"),
+                ("Authorization", "Bearer b-secret"),
+            ],
+            400,
+        ),
+        (
+            vec![("x-api-key", "a-secret"), ("X-Api-Key", "b-secret")],
+            400,
+        ),
+        (
+            vec![
+                ("authorization", "Bearer a-secret"),
+                ("x-api-key", "b-secret"),
+            ],
+            400,
+        ),
+        (
+            vec![
+                ("authorization", "Bearer a-secret"),
+                ("x-api-key", "a-secret"),
+            ],
+            200,
+        ),
+    ] {
+        client.send("POST", CHAT, &headers, &question(2).to_string());
+        let answer = client.read_answer();
+        assert_eq!(answer.status, status, "{headers:?}: {}", answer.json());
+    }
+}
+
+/// The name of a request may stand in the header or, as clients of vLLM and llama-server do it, in the body.
+#[test]
+fn a_request_is_named_by_its_header_or_its_body() {
+    let server = start(Vec::new());
+    let mut client = server.client();
+    let mut named = |header: Option<&str>, body: Value| {
+        let mut full = question(2);
+        full["request_id"] = body;
+        let headers: Vec<(&str, &str)> =
+            header.map(|id| ("x-request-id", id)).into_iter().collect();
+        client.send("POST", CHAT, &headers, &full.to_string());
+        let answer = client.read_answer();
+        let id = answer
+            .header("x-request-id")
+            .expect("always told")
+            .to_owned();
+        (answer.status, id)
+    };
+    let given = |id: &str| (200, id.to_owned());
+    assert_eq!(named(None, json!("from-body")), given("from-body"));
+    assert_eq!(
+        named(Some("from-header"), Value::Null),
+        given("from-header")
+    );
+    assert_eq!(
+        named(Some("from-header"), json!("from-body")),
+        given("from-header")
+    );
+    // A header that is no name is not an error, for proxies add their own; a field that is none is.
+    let long = "x".repeat(200);
+    let (status, id) = named(Some(&long), Value::Null);
+    assert!(status == 200 && id.starts_with("req_"), "{id}");
+    for bad in [json!(""), json!("a b"), json!(long), json!(7), json!("ü")] {
+        let (status, id) = named(None, bad.clone());
+        assert!(status == 400 && id.starts_with("req_"), "{bad} {id}");
+    }
+    let (_, fresh) = named(None, Value::Null);
+    assert_ne!(fresh, named(None, Value::Null).1);
+}

@@ -232,6 +232,21 @@ fn bad_requests_name_their_field() {
             "unsupported_parameter",
             "stream",
         ),
+        (
+            json!({"input": "a", "pooling": "cls"}),
+            "unsupported_parameter",
+            "pooling",
+        ),
+        (
+            json!({"input": "a", "task": "retrieval.query"}),
+            "unsupported_parameter",
+            "task",
+        ),
+        (
+            json!({"input": "a", "input_type": "query"}),
+            "unsupported_parameter",
+            "input_type",
+        ),
         (json!({"input": "a", "loops": 2}), "invalid_value", "loops"),
         (
             json!({"input": "a", "cache_window": 8}),

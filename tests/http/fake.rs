@@ -159,9 +159,14 @@ impl Alphabet {
 
     /// Fails what it holds.
     pub(crate) fn fail_all(&self) {
+        self.fail_all_with(&RequestError::Fault("it broke".to_owned()));
+    }
+
+    /// The same with this error.
+    pub(crate) fn fail_all_with(&self, error: &RequestError) {
         for mut active in self.active.lock().drain(..) {
-            let error = RequestError::Fault("it broke".to_owned());
-            let _ = active.job.sink.emit(GenerationEvent::Failed(error));
+            let failed = GenerationEvent::Failed(error.clone());
+            let _ = active.job.sink.emit(failed);
         }
     }
 }

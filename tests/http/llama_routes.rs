@@ -265,6 +265,12 @@ fn errors_have_llama_servers_form() {
             "invalid_request_error",
         ),
         ("/apply-template", json!({}), 400, "invalid_request_error"),
+        (
+            "/completion",
+            json!({"prompt": "[img-1]", "image_data": [{"id": 1, "data": "aGk="}]}),
+            400,
+            "invalid_request_error",
+        ),
     ] {
         let found = error(server.client().post(path, &body));
         assert_eq!(found, (status, kind.to_owned()), "{path} {body}");

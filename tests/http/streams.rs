@@ -7,6 +7,7 @@ use crate::shared::with;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use tinyloop::request::RequestError;
 
 pub(crate) fn chat(extra: &Value) -> Value {
     with(
@@ -215,6 +216,34 @@ fn a_fault_in_the_middle_ends_the_stream_with_an_error() {
     let text = String::from_utf8(last).expect("text");
     let error: Value = serde_json::from_str(text.trim_start_matches("data: ")).expect("JSON");
     assert_eq!(error["error"]["code"], "internal_error");
+}
+
+/// Why a replica was lost is for the operator: it may name addresses and hold a child's last words.
+#[test]
+fn of_a_lost_replica_clients_hear_no_particulars() {
+    let lost = RequestError::ReplicaLost("http://10.1.2.3:8000 said: the secret".to_owned());
+    for stream in [true, false] {
+        let runtime = Alphabet::stepped(1);
+        let server = TestServer::start(Arc::clone(&runtime));
+        let mut client = server.client();
+        let body = chat(&json!({"stream": stream}));
+        client.send("POST", "/v1/chat/completions", &[], &body.to_string());
+        wait_for("the job", || runtime.n_active() == 1);
+        runtime.step(); // so that it cannot be given to another one
+        runtime.fail_all_with(&lost);
+        let answer = client.read_answer();
+        let text = String::from_utf8(answer.body).expect("text");
+        assert!(
+            !text.contains("10.1.2.3") && !text.contains("secret"),
+            "{text}"
+        );
+        assert!(text.contains(r#""code":"replica_lost""#), "{text}");
+        assert!(
+            text.contains("the replica that ran the request was lost"),
+            "{text}"
+        );
+        assert_eq!(answer.status, if stream { 200 } else { 503 });
+    }
 }
 
 /// Streamed or not, before the first token (while the prompt is computed) and behind it.

@@ -269,6 +269,53 @@ fn lost(mut front: Front) {
     assert!(!error.to_string().contains(KEY));
 }
 
+/// Log and quota count the tokens that the other server told, not the bytes of the prompt.
+#[test]
+fn the_tokens_of_other_servers_are_in_the_log_and_in_the_quota() {
+    let near = "[models.there.fake]\ntick_s = 0.001\n";
+    let near = Serve::start("counts-near", near, &[]);
+    let config = format!(
+        "[keys.limited]\nkey = \"k\"\ntokens_per_minute = 6000\n\
+         [models.far.openai_remote]\nbase_url = \"http://{}/v1\"\nmodel = \"there\"\n\
+         allow_remote = \"always\"\n",
+        near.address
+    );
+    let front = Serve::start("counts", &config, &[]);
+    // The other server counts the texts: 400 + 5. What goes over the wire is longer.
+    let rest = "x".repeat(400);
+    for (stream, idx) in [(false, 1), (true, 2)] {
+        let body = json!({"model": "far", "max_tokens": 5, "stream": stream, "request_id": format!("count-{idx}"),
+            "messages": [{"role": "system", "content": rest}, {"role": "user", "content": "hello"}]});
+        let mut client = Client::connect(front.address);
+        client.send(
+            "POST",
+            "/v1/chat/completions",
+            &[("x-api-key", "k")],
+            &body.to_string(),
+        );
+        assert_eq!(client.read_answer().status, 200);
+        let told = format!("id=count-{idx} ");
+        let mut line = String::new();
+        wait_for("its line", || {
+            let log = front.log();
+            let found = log.lines().find(|line| line.contains(&told));
+            line = found.unwrap_or_default().to_owned();
+            !line.is_empty()
+        });
+        assert!(line.contains(" prompt_tokens=405 "), "{line}");
+        assert!(line.contains(" completion_tokens=5 "), "{line}");
+    }
+    let mut client = Client::connect(front.address);
+    client.send("GET", "/v1/models", &[("x-api-key", "k")], "");
+    let answer = client.read_answer();
+    let left = answer.header("x-ratelimit-remaining-tokens").expect("told");
+    let left: u64 = left.parse().expect("a number");
+    assert!(
+        left >= 6_000 - 2 * 410,
+        "{left}: 2 x (405 + 5), less what time gives back"
+    );
+}
+
 /// One of two servers is gone: its jobs go to the other, and no client notices.
 #[test]
 fn a_lost_server_costs_nobody_an_answer() {

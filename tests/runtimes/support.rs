@@ -181,9 +181,11 @@ impl Serve {
         std::fs::create_dir_all(&folder).expect("the temporary folder takes it");
         let path = folder.join("tinyloop.toml");
         std::fs::write(&path, config).expect("the file can be written");
+        let log = std::fs::File::create(folder.join("log")).expect("the folder takes it");
         let mut process = Command::new(env!("CARGO_BIN_EXE_tinyloop"))
             .args(["serve", "--port", "0", "--management-port", "0", "--config"])
             .arg(&path)
+            .stderr(log)
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -204,6 +206,11 @@ impl Serve {
             crate::client::Client::connect(address).get("/ready").status == 200
         });
         serve
+    }
+
+    /// What it has written on standard error so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("log")).expect("text")
     }
 }
 
