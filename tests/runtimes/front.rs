@@ -275,7 +275,7 @@ fn the_tokens_of_other_servers_are_in_the_log_and_in_the_quota() {
     let near = "[models.there.fake]\ntick_s = 0.001\n";
     let near = Serve::start("counts-near", near, &[]);
     let config = format!(
-        "[keys.limited]\nkey = \"k\"\ntokens_per_minute = 6000\n\
+        "[keys.limited]\nkey = \"k\"\ntokens_per_minute = 900\n\
          [models.far.openai_remote]\nbase_url = \"http://{}/v1\"\nmodel = \"there\"\n\
          allow_remote = \"always\"\n",
         near.address
@@ -310,10 +310,8 @@ fn the_tokens_of_other_servers_are_in_the_log_and_in_the_quota() {
     let answer = client.read_answer();
     let left = answer.header("x-ratelimit-remaining-tokens").expect("told");
     let left: u64 = left.parse().expect("a number");
-    assert!(
-        left >= 6_000 - 2 * 410,
-        "{left}: 2 x (405 + 5), less what time gives back"
-    );
+    // 900 less 2 x (405 + 5), and a few that time gives back; a guess from the bytes would leave 690.
+    assert!((80..400).contains(&left), "{left}");
 }
 
 /// One of two servers is gone: its jobs go to the other, and no client notices.
