@@ -2,3 +2,6 @@
 // driver (tests/fake_cuda/) compiles it for the host.
 #include "common.cuh"
 #include "ops.cuh"
+#include "attend_prefill.cu"
+#include "gemm.cu"
+#include "select.cu"

@@ -94,6 +94,9 @@ const FLAGS: &[&str] = &[
 /// Sources of the driver; the kernels follow as one more.
 const DRIVER_SOURCES: &[&str] = &["scheduler", "driver", "work", "undefined", "race"];
 
+/// Programs that use the driver API.
+const PROGRAMS: &[&str] = &["self_test", "kernels_test"];
+
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
@@ -174,14 +177,16 @@ fn link(folder: &Path, objects: &[PathBuf]) {
     let mut command = Command::new("g++");
     command.args(["-shared", "-Wl,-soname,libcuda.so", "-o"]);
     run(command.arg(folder.join("libcuda.so")).args(objects));
-    let mut command = Command::new("g++");
-    command.args(["-std=c++17", "-O1", "-o"]);
-    command.arg(folder.join("self_test"));
-    command.arg(root().join("tests/fake_cuda/self_test.cpp"));
-    run(command.arg("-ldl"));
+    for program in PROGRAMS {
+        let mut command = Command::new("g++");
+        command.args(["-std=c++17", "-O2", "-o"]);
+        command.arg(folder.join(program));
+        command.arg(root().join(format!("tests/fake_cuda/{program}.cpp")));
+        run(command.arg("-ldl"));
+    }
 }
 
-/// The folder that holds `libcuda.so` and `self_test` of this state of the sources.
+/// The folder that holds `libcuda.so` and the test programs of this state of the sources.
 ///
 /// # Panics
 /// When `g++` is missing or refuses the sources.

@@ -1,34 +1,9 @@
 // Drives the emulated driver as a program would, one scenario per run: tests/fake_cuda.rs reads
 // what is printed. Usage: self_test PATH/libcuda.so SCENARIO [arguments]
-#include <dlfcn.h>
+#include "api.h"
 
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <string>
-#include <vector>
-
-static void* library;
-
-// Calls a function of the library, whose parameters are those given.
-template <class... A>
-static int call(const char* name, A... arguments) {
-    void* found = dlsym(library, name);
-    if (!found) {
-        printf("missing %s\n", name);
-        exit(2);
-    }
-    return ((int (*)(A...))found)(arguments...);
-}
-
-static int ready() {
-    int result = call("cuInit", 0u);
-    void* context = nullptr;
-    if (!result) result = call("cuDevicePrimaryCtxRetain", &context, 0);
-    if (!result) result = call("cuCtxSetCurrent", context);
-    return result;
-}
+using api::call;
+using api::ready;
 
 static std::string ptx_of(const char* version, const char* target, const char* kernel,
                           const char* second_type) {
@@ -160,7 +135,7 @@ static int run_lost(char**) {
 }
 
 int main(int n, char** a) {
-    if (n < 3 || !(library = dlopen(a[1], RTLD_NOW))) {
+    if (n < 3 || !(api::library = dlopen(a[1], RTLD_NOW))) {
         fprintf(stderr, "usage: self_test PATH/libcuda.so SCENARIO [arguments]: %s\n", dlerror());
         return 2;
     }
