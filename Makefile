@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench bench-peer bench-kernels bench-embed load exit-table roofline bench-depth load-depth demo-pool kernels check-kernels clean
+.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench bench-peer bench-kernels bench-embed load exit-table roofline bench-depth load-depth demo-pool kernels check-kernels gpu-check clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -39,6 +39,9 @@ kernels: ## kernels/kernels.ptx of the CUDA sources (NVRTC from PyPI), with regi
 
 check-kernels: ## the committed kernels.ptx is what the sources give, and no kernel spills
 	@python3 kernels/build.py --check
+
+gpu-check: ## what only a GPU can show: kernels on the real driver, their rates, a table (LIBCUDA=/path)
+	tests/scripts/gpu_check.sh $(LIBCUDA)
 
 test-debug: model ## all tests with assertions and overflow checks on
 	cargo test --quiet

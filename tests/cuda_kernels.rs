@@ -48,3 +48,36 @@ fn attention_over_pages_is_that_of_plain_loops() {
 fn selections_are_those_of_a_stable_sort() {
     check_all("select");
 }
+
+/// `make gpu-check`, on the emulated driver and with small sizes: the script works to its end and
+/// finds no fault; without a device it says so.
+#[test]
+fn the_script_for_machines_with_a_gpu_runs() {
+    let folder = build(Flavour::Plain);
+    let run = |n_devices: &str| {
+        Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/gpu_check.sh"))
+            .arg(folder.join("libcuda.so"))
+            .env("GPU_CHECK_SIZE", "tiny")
+            .env(
+                "GPU_CHECK_OUT",
+                folder.join(format!("gpu-check-{n_devices}")),
+            )
+            .env("FAKE_CUDA_DEVICES", n_devices)
+            .output()
+            .expect("the script can be run")
+    };
+    let (found, none) = (run("1"), run("0"));
+    let text = String::from_utf8_lossy(&found.stdout);
+    assert!(found.status.success(), "{text}");
+    for wanted in [
+        "ok       kernels-gemm",
+        "| device copy ",
+        "| gemm_q4_small ",
+        "NOT RUN: torch",
+    ] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    let text = String::from_utf8_lossy(&none.stdout);
+    assert!(!none.status.success());
+    assert!(text.contains("no usable CUDA device"), "{text}");
+}

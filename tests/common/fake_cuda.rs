@@ -95,7 +95,7 @@ const FLAGS: &[&str] = &[
 const DRIVER_SOURCES: &[&str] = &["scheduler", "driver", "work", "undefined", "race"];
 
 /// Programs that use the driver API.
-const PROGRAMS: &[&str] = &["self_test", "kernels_test"];
+const PROGRAMS: &[&str] = &["self_test", "kernels_test", "kernels_bench"];
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -186,6 +186,18 @@ fn link(folder: &Path, objects: &[PathBuf]) {
     }
 }
 
+/// Builds of earlier states of the sources. Where one is still open, its files live on until it is
+/// closed.
+fn remove_older(base: &Path, flavour: Flavour) {
+    let entries = fs::read_dir(base).expect("the folder was made");
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with(&format!("{}-", flavour.name())) && !name.ends_with(".unfinished") {
+            let _ = fs::remove_dir_all(&path);
+        }
+    }
+}
+
 /// The folder that holds `libcuda.so` and the test programs of this state of the sources.
 ///
 /// # Panics
@@ -225,6 +237,7 @@ pub(crate) fn build(flavour: Flavour) -> PathBuf {
         &flags,
     ));
     link(&unfinished, &built);
+    remove_older(&base, flavour);
     fs::rename(&unfinished, &folder).expect("a folder of target/ can be renamed");
     folder
 }

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -60,6 +62,11 @@ struct Buffer {
         return values;
     }
 };
+
+inline std::string text_of(const char* path) {
+    std::ifstream file(path);
+    return std::string((std::istreambuf_iterator<char>(file)), {});
+}
 
 struct Shape {
     unsigned x, y = 1, z = 1;

@@ -1,14 +1,12 @@
 // The kernels with a launch interface of their own (gemm, attend_prefill, select) against plain
 // loops in double precision, on the emulated or on a real driver.
-// Usage: kernels_test PATH/libcuda.so PATH/kernels.ptx gemm|attend|select
+// Usage: kernels_test PATH/libcuda.so PATH/kernels.ptx gemm|attend|select|none
 //
 // A line per case: `ok NAME: greatest error ..` or `FAILED NAME: ..`; the exit status says whether
 // all were right. tests/cuda_kernels.rs runs it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <random>
 
 #include "api.h"
@@ -472,8 +470,7 @@ int main(int n, char** a) {
                 dlerror());
         return 2;
     }
-    std::ifstream file(a[2]);
-    std::string ptx((std::istreambuf_iterator<char>(file)), {});
+    std::string ptx = api::text_of(a[2]);
     if (int result = api::ready()) {
         printf("no device: error %d\n", result);
         return 1;
