@@ -202,6 +202,19 @@ impl TokenStream {
         self.handle.record.loops
     }
 
+    /// What it has used so far; all of it when it has ended.
+    #[must_use]
+    pub fn used(&self) -> Usage {
+        let record = &self.handle.record;
+        let so_far = || Usage {
+            prompt_tokens: record.request.prompt_tokens(),
+            completion_tokens: record.n_tokens(),
+            loops: record.loops.map_or(1, |loops| loops.granted),
+            ..Usage::default()
+        };
+        record.usage().unwrap_or_else(so_far)
+    }
+
     /// Ends the request from anywhere.
     #[must_use]
     pub fn cancel_handle(&self) -> CancelHandle {

@@ -23,13 +23,18 @@ fn cancel(client: &mut Client, name: &str) -> Answer {
     client.read_answer()
 }
 
-/// Reads a stream that has begun to its end.
-fn events(client: &mut Client) -> Vec<String> {
+/// What is left of a stream that has begun.
+fn all_of(client: &mut Client) -> String {
     let mut text = Vec::new();
     while let Some(chunk) = client.read_chunk() {
         text.extend(chunk);
     }
-    let text = String::from_utf8(text).expect("text");
+    String::from_utf8(text).expect("text")
+}
+
+/// Reads a stream that has begun to its end.
+fn events(client: &mut Client) -> Vec<String> {
+    let text = all_of(client);
     let events = text
         .split("\n\n")
         .filter_map(|event| event.strip_prefix("data: "));
@@ -73,6 +78,80 @@ fn a_stream_is_cancelled_by_the_id_of_its_answer_and_ends_without_an_error() {
         let again = cancel(&mut server.client(), &id);
         again.json()["error"]["code"] == "request_not_found" && again.status == 404
     });
+}
+
+/// A cancelled stream said that it had used nothing, and Anthropic's clients heard a reason for the end that
+/// their API does not have.
+#[test]
+fn a_cancelled_stream_counts_what_there_was_in_every_dialect() {
+    let runtime = Alphabet::stepped(1);
+    let server = TestServer::start(Arc::clone(&runtime));
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let base = json!({"model": "test/model", "stream": true});
+    for (idx, (path, extra, count, reason)) in [
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages, "stream_options": {"include_usage": true}}),
+            "/usage/completion_tokens",
+            None,
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "hi", "stream_options": {"include_usage": true}}),
+            "/usage/completion_tokens",
+            None,
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "hi"}),
+            "/response/usage/output_tokens",
+            Some(("/response/status", json!("cancelled"))),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 50}),
+            "/usage/output_tokens",
+            Some(("/delta/stop_reason", Value::Null)),
+        ),
+        (
+            "/api/v0/chat/completions",
+            json!({"messages": messages}),
+            "/usage/completion_tokens",
+            Some(("/stats/stop_reason", json!("userStopped"))),
+        ),
+        (
+            "/api/v1/chat",
+            json!({"input": "hi"}),
+            "/result/stats/total_output_tokens",
+            None,
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("leaves-{idx}");
+        let mut body = base.clone();
+        let fields = body.as_object_mut().expect("an object");
+        fields.extend(extra.as_object().expect("an object").clone());
+        let mut stream = server.client();
+        stream.send("POST", path, &[("x-request-id", &name)], &body.to_string());
+        wait_for("the job", || runtime.n_active() == 1);
+        runtime.step();
+        assert_eq!(stream.read_head().status, 200, "{path}");
+        assert_eq!(cancel(&mut server.client(), &name).status, 200, "{path}");
+        let said = all_of(&mut stream);
+        let events = said.lines().filter_map(|line| line.strip_prefix("data: "));
+        let events: Vec<Value> = events
+            .filter_map(|event| serde_json::from_str(event).ok())
+            .collect();
+        let counted = events.iter().rev().find_map(|event| event.pointer(count));
+        assert_eq!(counted, Some(&json!(1)), "{path}: {said}");
+        if let Some((place, expected)) = reason {
+            let found = events.iter().rev().find_map(|event| event.pointer(place));
+            assert_eq!(found, Some(&expected), "{path}: {said}");
+        }
+        wait_for("the slot", || server.executor.snapshot().in_flight == 0);
+    }
 }
 
 #[test]

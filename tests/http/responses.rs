@@ -473,6 +473,7 @@ fn faults_and_cancels_on_the_way_end_the_stream_once() {
     assert_eq!(end["type"], "response.incomplete");
     assert_eq!(end["response"]["status"], "cancelled");
     assert_eq!(end["response"]["incomplete_details"], Value::Null);
+    assert_eq!(end["response"]["usage"]["output_tokens"], 1);
 }
 
 #[test]

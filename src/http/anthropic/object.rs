@@ -159,6 +159,6 @@ pub enum Delta<'a> {
 #[derive(Debug, Serialize)]
 #[expect(missing_docs, reason = "the names are the API's own")]
 pub struct End<'a> {
-    pub stop_reason: &'static str,
+    pub stop_reason: Option<&'static str>,
     pub stop_sequence: Option<&'a str>,
 }

@@ -69,16 +69,16 @@ impl MessageShape {
         let ends_in_call = !self.call_is_cut && shown.last().is_some_and(is_call);
         let has_calls = shown.iter().any(is_call);
         let (stop_reason, stop_sequence) = match self.finish? {
-            Finish::Stop if ends_in_call => ("tool_use", None),
-            Finish::ToolCalls if has_calls => ("tool_use", None),
-            Finish::Stop | Finish::ToolCalls => ("end_turn", None),
+            Finish::Stop if ends_in_call => (Some("tool_use"), None),
+            Finish::ToolCalls if has_calls => (Some("tool_use"), None),
+            Finish::Stop | Finish::ToolCalls => (Some("end_turn"), None),
             Finish::StopString(idx) => {
                 let sequence = self.stop_sequences.get(idx).map(String::as_str);
-                ("stop_sequence", sequence)
+                (Some("stop_sequence"), sequence)
             }
-            Finish::Length => ("max_tokens", None),
-            // The API has no word for it: whoever cancels does so beside it.
-            Finish::Cancelled => ("cancelled", None),
+            Finish::Length => (Some("max_tokens"), None),
+            // The API has no word for it, and clients know no others: whoever cancels does so beside it.
+            Finish::Cancelled => (None, None),
         };
         Some(End {
             stop_reason,
@@ -94,7 +94,7 @@ impl MessageShape {
             role: "assistant",
             model: &self.info.model.name,
             content: self.answer.shown(self.is_cut()),
-            stop_reason: end.as_ref().map(|end| end.stop_reason),
+            stop_reason: end.as_ref().and_then(|end| end.stop_reason),
             stop_sequence: end.and_then(|end| end.stop_sequence),
             usage,
         }
@@ -111,11 +111,8 @@ impl Shape for MessageShape {
         self.take(step, Some(events));
     }
 
-    fn end(&mut self, usage: Option<&UsageSum>, events: &mut Events) {
-        let usage = match usage {
-            Some(sum) => MessageUsage::new(sum, self.info.loops),
-            None => MessageUsage::at_start(self.info.prompt_tokens),
-        };
+    fn end(&mut self, usage: &UsageSum, events: &mut Events) {
+        let usage = MessageUsage::new(usage, self.info.loops);
         if let Some(delta) = self.end_words() {
             send(Some(events), &Event::MessageDelta { delta, usage });
         }

@@ -259,10 +259,15 @@ impl Growing {
         }
     }
 
-    /// Ends every choice that has not ended; `take` gets their numbers and steps.
-    pub fn cancel(&mut self, mut take: impl FnMut(usize, Step)) {
+    /// Ends every choice that has not ended; `usage_of` tells what its job has used so far, `take` gets its
+    /// number and its step.
+    pub fn cancel(&mut self, usage_of: impl Fn(usize) -> Usage, mut take: impl FnMut(usize, Step)) {
         for (choice_idx, choice) in self.choices.iter_mut().enumerate() {
             if !std::mem::replace(&mut choice.is_finished, true) {
+                let counted = &mut self.prompt_counted[choice.plan.prompt_idx];
+                self.usage.add(usage_of(choice_idx), !*counted);
+                self.usage.add_reasoning(choice.n_reasoning);
+                *counted = true;
                 let ending = Ending {
                     finish: Finish::Cancelled,
                     call_is_cut: choice.plan.parser.ends_in_call(),
@@ -444,9 +449,17 @@ mod tests {
     fn what_has_not_ended_is_cancelled_once() {
         let mut growing = Growing::new(vec![ChoicePlan::default(); 2]);
         steps(&mut growing, 1, finished(FinishReason::Stop, None));
+        let so_far = |_| Usage {
+            prompt_tokens: 5,
+            completion_tokens: 7,
+            ..Usage::default()
+        };
         let mut cancelled = Vec::new();
-        growing.cancel(|choice_idx, _| cancelled.push(choice_idx));
-        growing.cancel(|choice_idx, _| cancelled.push(choice_idx));
+        growing.cancel(so_far, |choice_idx, _| cancelled.push(choice_idx));
+        growing.cancel(so_far, |choice_idx, _| cancelled.push(choice_idx));
         assert_eq!(cancelled, [0]);
+        // They share their prompt, which was counted already.
+        let usage = growing.usage();
+        assert_eq!((usage.prompt(), usage.completion()), (5, 2 + 7));
     }
 }

@@ -8,7 +8,7 @@ use super::growing::{Finished, Update};
 use crate::chat::Part;
 use crate::http::errors::ApiError;
 use crate::pool::LoadedModel;
-use crate::request::{GenerationRequest, RequestError, TokenLogprob, UpstreamPart};
+use crate::request::{GenerationRequest, RequestError, TokenLogprob, UpstreamPart, Usage};
 use crate::scheduler::{CancelHandle, Loops, StreamEvent, SubmitOptions, TokenStream};
 use std::time::{Duration, Instant};
 
@@ -107,6 +107,12 @@ impl Jobs {
     #[must_use]
     pub fn n_tokens(&self) -> u64 {
         self.n_tokens
+    }
+
+    /// What a job that runs has used so far. What the cache held of its prompt is told at its end.
+    #[must_use]
+    pub fn used(&self, job_idx: usize) -> Usage {
+        self.streams[job_idx].used()
     }
 
     /// The next thing that any job reports. None = wait as long as it takes.

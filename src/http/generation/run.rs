@@ -78,11 +78,13 @@ impl<S: Shape> Answer<S> {
     }
 
     /// Ends what has not ended: cancelled over the API while the client listens.
-    fn cancel(&mut self) {
+    fn cancel(&mut self, jobs: &Jobs) {
         let (shape, events) = (&mut self.shape, &mut self.events);
-        self.growing
-            .cancel(|choice_idx, step| shape.step(choice_idx, step, events));
-        shape.end(None, events);
+        self.growing.cancel(
+            |choice_idx| jobs.used(choice_idx),
+            |choice_idx, step| shape.step(choice_idx, step, events),
+        );
+        shape.end(self.growing.usage(), events);
     }
 }
 
@@ -183,7 +185,7 @@ fn write_events<S: Shape>(
             Wait::Cancelled if stream.is_gone() => return Err(StreamEnd::ClientGone),
             Wait::Cancelled => {
                 stream.record.outcome = ErrorCode::Cancelled.row().2;
-                answer.cancel();
+                answer.cancel(jobs);
                 return Ok(stream.send_all(&mut answer.events)?);
             }
             Wait::Failed(error) => {
@@ -194,8 +196,7 @@ fn write_events<S: Shape>(
             }
         };
         if is_over {
-            let usage = answer.growing.usage();
-            answer.shape.end(Some(usage), &mut answer.events);
+            answer.shape.end(answer.growing.usage(), &mut answer.events);
         }
         stream.send_all(&mut answer.events)?;
         if is_over {

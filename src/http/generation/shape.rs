@@ -22,8 +22,8 @@ pub trait Shape {
     /// Shows the next step of a choice.
     fn step(&mut self, choice_idx: usize, step: Step, events: &mut Events);
 
-    /// All choices have ended. `usage` is None when they were cancelled, and not all is counted.
-    fn end(&mut self, usage: Option<&UsageSum>, events: &mut Events);
+    /// All choices have ended. Of those that were cancelled on the way, `usage` has what there was by then.
+    fn end(&mut self, usage: &UsageSum, events: &mut Events);
 
     /// The answer ends with a fault, after it has begun.
     fn failed(&mut self, error: &ApiError, events: &mut Events) {

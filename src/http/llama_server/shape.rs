@@ -216,7 +216,7 @@ impl Shape for CompletionShape {
         events.data(&event);
     }
 
-    fn end(&mut self, _usage: Option<&UsageSum>, _events: &mut Events) {}
+    fn end(&mut self, _usage: &UsageSum, _events: &mut Events) {}
 
     fn failed(&mut self, error: &ApiError, events: &mut Events) {
         events.data(&ErrorStyle::LlamaServer.body(error));

@@ -36,7 +36,8 @@ pub(super) struct ChatShape {
     items: Vec<Item>,
     /// The last item may still grow.
     is_open: bool,
-    n_pieces: u32,
+    /// Pieces shown, until the tokens are counted.
+    n_tokens: u64,
     n_reasoning: u32,
     ending: Option<Ending>,
 }
@@ -116,7 +117,7 @@ impl ChatShape {
             keeper,
             items: Vec::new(),
             is_open: false,
-            n_pieces: 0,
+            n_tokens: 0,
             n_reasoning: 0,
             ending: None,
         }
@@ -145,7 +146,7 @@ impl ChatShape {
     }
 
     fn say(&mut self, part: Part, events: &mut Events) {
-        self.n_pieces += 1;
+        self.n_tokens += 1;
         self.n_reasoning += u32::from(matches!(part, Part::Reasoning(_)));
         let goes_on = self.is_open && self.items.last().is_some_and(|item| item.takes(&part));
         if !goes_on {
@@ -248,7 +249,7 @@ impl ChatShape {
         let counted = self.ending.and_then(|ending| ending.counted);
         let output: Vec<Value> = self.items.iter().map(Item::json).collect();
         let mut stats = json!({
-            "input_tokens": self.info.prompt_tokens, "total_output_tokens": self.n_pieces,
+            "input_tokens": self.info.prompt_tokens, "total_output_tokens": self.n_tokens,
             "reasoning_output_tokens": self.n_reasoning, "tokens_per_second": 0.0,
             "time_to_first_token_seconds": 0.0,
         });
@@ -288,7 +289,8 @@ impl Shape for ChatShape {
         self.take(step, Some(events));
     }
 
-    fn end(&mut self, _usage: Option<&UsageSum>, events: &mut Events) {
+    fn end(&mut self, usage: &UsageSum, events: &mut Events) {
+        self.n_tokens = usage.completion();
         let result = self.kept_result();
         event(events, "chat.end", json!({"result": result}));
     }

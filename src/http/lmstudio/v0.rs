@@ -119,10 +119,8 @@ impl Shape for V0Shape {
         self.answer.step(choice_idx, step, events);
     }
 
-    fn end(&mut self, usage: Option<&UsageSum>, events: &mut Events) {
-        if let Some(usage) = usage {
-            events.data(&self.with_figures(self.answer.usage_chunk(usage)));
-        }
+    fn end(&mut self, usage: &UsageSum, events: &mut Events) {
+        events.data(&self.with_figures(self.answer.usage_chunk(usage)));
         events.raw(sse::DONE);
     }
 

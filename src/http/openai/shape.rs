@@ -131,8 +131,8 @@ impl Shape for OpenAiShape {
         }
     }
 
-    fn end(&mut self, usage: Option<&UsageSum>, events: &mut Events) {
-        if let Some(usage) = usage.filter(|_| self.frame.info().include_usage) {
+    fn end(&mut self, usage: &UsageSum, events: &mut Events) {
+        if self.frame.info().include_usage {
             events.data(&self.frame.usage_chunk(usage));
         }
         events.raw(sse::DONE);

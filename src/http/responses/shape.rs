@@ -236,8 +236,8 @@ impl Shape for ResponseShape {
         self.take(step, Some(events));
     }
 
-    fn end(&mut self, usage: Option<&UsageSum>, events: &mut Events) {
-        let usage = usage.map(|sum| ResponseUsage::new(sum, self.info.loops));
+    fn end(&mut self, usage: &UsageSum, events: &mut Events) {
+        let usage = Some(ResponseUsage::new(usage, self.info.loops));
         let status = self.status();
         let json = json_of(&self.object(status, usage));
         self.keep_as(json);
