@@ -172,7 +172,8 @@ pub struct StopRules {
     pub token_ids: Vec<TokenId>,
     /// The model's end-of-generation tokens are never sampled.
     pub ignore_eos: bool,
-    /// No end-of-generation or stop token is sampled before this many tokens.
+    /// No end-of-generation or stop token is sampled before this many tokens, and a stop string that is
+    /// complete before is text.
     pub min_tokens: u32,
     /// Keep the matched stop string in the text.
     pub include_stop_string: bool,

@@ -359,7 +359,8 @@ impl Executor {
                 stop.include_stop_string,
                 record.options.skip_special_tokens,
             )
-            .showing(Arc::clone(&record.options.shown_tokens)),
+            .showing(Arc::clone(&record.options.shown_tokens))
+            .not_before(stop.min_tokens),
             None => TextStream::for_text(&stop.strings, stop.include_stop_string),
         };
         let handle = CancelHandle::new(Arc::clone(&self.core), record);

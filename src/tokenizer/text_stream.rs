@@ -33,6 +33,10 @@ pub struct TextStream {
     held: String,
     /// The stop string that was met.
     stop_idx: Option<usize>,
+    /// Tokens so far.
+    n_tokens: u32,
+    /// A stop string that is complete before so many is text.
+    min_tokens: u32,
 }
 
 /// What a token brought.
@@ -72,7 +76,16 @@ impl TextStream {
             partial: Vec::new(),
             held: String::new(),
             stop_idx: None,
+            n_tokens: 0,
+            min_tokens: 0,
         }
+    }
+
+    /// Stop strings count from this many tokens on.
+    #[must_use]
+    pub fn not_before(mut self, min_tokens: u32) -> Self {
+        self.min_tokens = min_tokens;
+        self
     }
 
     /// These control tokens are text whatever `skip_special` says: marks that tell the parts of an
@@ -85,6 +98,7 @@ impl TextStream {
 
     /// One more token.
     pub fn push(&mut self, token: TokenId) -> TextStep {
+        self.n_tokens = self.n_tokens.saturating_add(1);
         if let Some(tokenizer) = &self.tokenizer
             && self.stop_idx.is_none()
             && !(self.skip_special && tokenizer.is_control(token) && !self.shown.contains(&token))
@@ -127,7 +141,9 @@ impl TextStream {
                 stop_idx: self.stop_idx,
             };
         }
-        if let Some((stop_idx, start, end)) = first_stop(&self.stops, &self.held) {
+        let is_early = self.n_tokens < self.min_tokens;
+        let found = first_stop(&self.stops, &self.held).filter(|_| !is_early);
+        if let Some((stop_idx, start, end)) = found {
             self.stop_idx = Some(stop_idx);
             self.partial.clear();
             self.held
@@ -240,6 +256,28 @@ mod tests {
         assert!(!stopped);
         let (texts, _) = steps(b"x</s", &["</s>"], false);
         assert_eq!(texts, ["x", "", "", "", "</s"]);
+    }
+
+    #[test]
+    fn stop_strings_before_min_tokens_are_text() {
+        for (min_tokens, expected) in [
+            (0, "x"),
+            (3, "x"),
+            (4, "xaby"),
+            (6, "xaby"),
+            (7, "xabya"),
+            (8, "xabyab!"),
+        ] {
+            let tokenizer = Arc::new(Tokenizer::bytes());
+            let stream = TextStream::new(tokenizer, &stops(&["ab", "b!"]), false, true);
+            let mut stream = stream.not_before(min_tokens);
+            let mut text = String::new();
+            for byte in b"xabyab!" {
+                text.push_str(&stream.push(TokenId::from(*byte)).text);
+            }
+            text.push_str(&stream.finish());
+            assert_eq!(text, expected, "{min_tokens}");
+        }
     }
 
     #[test]

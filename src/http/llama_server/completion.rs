@@ -15,6 +15,7 @@ use crate::http::generation::prepare::{self, Prepared, Work};
 use crate::http::generation::run::run;
 use crate::http::openai::fields::{Fields, parse_object, wrong_kind};
 use crate::http::openai::prompt::{ENCODE, tokenizer_of};
+use crate::http::openai::refusals::{Refusal, is_empty, is_off, refuse};
 use crate::request::TokenId;
 use crate::runtime::Feature;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
@@ -37,9 +38,7 @@ const DEFAULTS: [(&str, f64); 5] = [
     ("n_predict", -1.0),
 ];
 
-/// Fields whose effect is not built: (name, value is harmless, why).
-type Refusal = (&'static str, fn(&Value) -> bool, &'static str);
-
+/// Fields whose effect is not built.
 const REFUSALS: &[Refusal] = &[
     ("lora", is_empty, "adapters are not built"),
     ("image_data", is_empty, "models here take text only"),
@@ -61,14 +60,6 @@ const REFUSALS: &[Refusal] = &[
         "a grammar holds from the first token",
     ),
 ];
-
-fn is_off(value: &Value) -> bool {
-    value == &Value::Bool(false) || value.as_f64().is_some_and(|number| number <= 0.0)
-}
-
-fn is_empty(value: &Value) -> bool {
-    value.as_array().is_some_and(Vec::is_empty)
-}
 
 /// See the module.
 pub fn completion(call: &Call<'_>, exchange: Exchange) {
@@ -149,15 +140,8 @@ fn translate(
     body: &mut Map<String, Value>,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<Special, ApiError> {
-    for (name, harmless, why) in REFUSALS {
-        if body
-            .get(*name)
-            .is_some_and(|value| !value.is_null() && !harmless(value))
-        {
-            return Err(ApiError::unsupported(*name, why));
-        }
-    }
     let fields = Fields::new(body);
+    refuse(&fields, REFUSALS)?;
     let predicts = fields.integer("n_predict", -2..=i64::from(u32::MAX))?;
     let predicts = match predicts {
         None => fields.integer("max_tokens", -2..=i64::from(u32::MAX))?,
@@ -197,7 +181,13 @@ fn translate(
     ] {
         body.insert(name.to_owned(), value);
     }
-    for name in ["logprobs", "best_of", "suffix"] {
+    for name in [
+        "logprobs",
+        "best_of",
+        "suffix",
+        "n_probs",
+        "response_fields",
+    ] {
         body.remove(name);
     }
     drop_empty(body);

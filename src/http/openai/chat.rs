@@ -6,6 +6,7 @@
 use super::fields::Fields;
 use super::logprobs::ChatLogprobs;
 use super::messages::messages;
+use super::refusals::refuse_for_chat;
 use super::sampling::CommonOptions;
 use super::structure::Structure;
 use super::tools::Tools;
@@ -38,6 +39,7 @@ impl ChatRequest {
             let why = "a chat does not repeat its messages; /v1/completions repeats its prompt";
             return Err(ApiError::unsupported("echo", why));
         }
+        refuse_for_chat(&fields)?;
         Ok(Self {
             common: CommonOptions::parse(&fields, vocab_size)?,
             conversation: Conversation::parse(&fields, true)?,

@@ -1,7 +1,7 @@
 //! Typed reading of a JSON object: each getter checks kind and range and names the field.
 //!
 //! Pure, no thread. `null` counts as absent everywhere, as OpenAI's own API treats it. Unknown
-//! fields are not looked at here; `sampling::refuse_unsupported` knows the ones that must not be
+//! fields are not looked at here; `refusals` knows the ones that must not be
 //! dropped silently.
 
 use crate::http::errors::{ApiError, ErrorCode};

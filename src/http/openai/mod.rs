@@ -1,6 +1,6 @@
 //! The OpenAI API family: chat completions, text completions, models.
 //!
-//! Runs on HTTP workers. `fields`, `capabilities`, `sampling`, `extra_sampling`, `depth`, `structure`, `chat`, `messages`, `tools`, `completions`, `prompt`, `logprobs` and `answer`
+//! Runs on HTTP workers. `fields`, `capabilities`, `sampling`, `extra_sampling`, `refusals`, `depth`, `structure`, `chat`, `messages`, `tools`, `completions`, `prompt`, `logprobs` and `answer`
 //! are pure functions between JSON and our words; `shape` is how answers look, `reading` how what a model writes is told apart and held to a form;
 //! `forward` makes the jobs of models that another server runs. Running the jobs: `http::generation`.
 
@@ -19,6 +19,7 @@ pub mod messages;
 pub mod models;
 pub mod prompt;
 pub mod reading;
+pub mod refusals;
 pub mod sampling;
 pub mod schedule;
 pub mod shape;

@@ -1,12 +1,12 @@
-//! The request fields that chat and completions share: sampling, stop rules, streaming, and the
-//! list of parameters that are refused because dropping them silently would change the answer.
+//! The request fields that chat and completions share: sampling, stop rules, streaming.
 //!
 //! Pure functions from JSON to the words of `request`; no model is needed beyond its vocabulary
-//! size. What is not here: messages and prompts (`chat`, `completions`).
+//! size. What is not here: messages and prompts (`chat`, `completions`), what is refused (`refusals`).
 
 use super::depth::Depth;
 use super::extra_sampling::{self, SamplingTexts};
 use super::fields::{Fields, as_integer, wrong_kind};
+use super::refusals::refuse_unsupported;
 use super::structure::Structure;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::request::{GenerationRequest, SamplingParams, StopRules, TokenId};
@@ -268,131 +268,6 @@ fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
         param: Some("stream_options.include_usage".to_owned()),
         ..error
     })
-}
-
-/// Parameters that are refused unless their value asks for nothing: (name, value is harmless, why).
-type Refusal = (&'static str, fn(&Value) -> bool, &'static str);
-
-const REFUSALS: &[Refusal] = &[
-    ("functions", is_empty, "use 'tools'"),
-    ("function_call", is_no_choice, "use 'tool_choice'"),
-    ("modalities", is_text_modality, "only [\"text\"]"),
-    ("audio", never, "there is no audio output"),
-    ("web_search_options", never, "there is no web search"),
-    (
-        "adaptive_target",
-        is_negative,
-        "the adaptive-p sampler is not built",
-    ),
-    (
-        "thinking_budget_tokens",
-        is_negative,
-        "thoughts are not cut; use 'reasoning_effort', or 'enable_thinking' to have none",
-    ),
-    ("use_beam_search", is_off, "beam search is not built"),
-    ("truncate_prompt_tokens", never, "prompts are never cut"),
-    (
-        "prompt_logprobs",
-        never,
-        "use 'echo' with 'logprobs' on /v1/completions, or mode \"score\" of /v1/native/generate",
-    ),
-    ("return_token_ids", is_off, "token ids are not returned"),
-    ("lora", is_empty, "adapters are not built"),
-    ("lora_path", is_empty, "adapters are not built"),
-    ("lora_request", is_empty, "adapters are not built"),
-    (
-        "documents",
-        is_empty,
-        "put their text into a message, or what the template reads into 'chat_template_kwargs'",
-    ),
-    (
-        "no_repeat_ngram_size",
-        is_off,
-        "use 'dry_multiplier' against repetitions",
-    ),
-    (
-        "logits_processors",
-        is_empty,
-        "no code of clients runs here",
-    ),
-    (
-        "custom_logit_processor",
-        is_empty,
-        "no code of clients runs here",
-    ),
-    ("sampling_seed", is_negative, "use 'seed'"),
-    ("tfs_z", is_one, "tail-free sampling is not built"),
-    ("top_a", is_off, "use 'min_p'"),
-    ("guidance_scale", is_one, "guidance is not built"),
-    ("negative_prompt", is_empty, "guidance is not built"),
-    (
-        "parse_tool_calls",
-        is_true,
-        "calls are always told apart from the text",
-    ),
-    (
-        "chat_template",
-        never,
-        "the template comes from the model file",
-    ),
-];
-
-/// What another server is asked as it stands, where it runs the model.
-#[rustfmt::skip]
-const FORWARDED: &[&str] = &[
-    "response_format", "grammar", "json_schema", "structured_outputs", "guided_json",
-    "guided_regex", "guided_choice", "guided_grammar", "adaptive_target",
-];
-
-fn refuse_unsupported(fields: &Fields<'_>, is_forwarded: bool) -> Result<(), ApiError> {
-    for (name, harmless, why) in REFUSALS {
-        if is_forwarded && FORWARDED.contains(name) {
-            continue;
-        }
-        if fields.get(name).is_some_and(|value| !harmless(value)) {
-            return Err(ApiError::unsupported(*name, why));
-        }
-    }
-    Ok(())
-}
-
-fn never(_: &Value) -> bool {
-    false
-}
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Array(items) => items.is_empty(),
-        Value::Object(map) => map.is_empty(),
-        Value::String(text) => text.is_empty(),
-        _ => false,
-    }
-}
-
-fn is_off(value: &Value) -> bool {
-    value == &Value::Bool(false) || value.as_f64().is_some_and(|number| number <= 0.0)
-}
-
-fn is_true(value: &Value) -> bool {
-    value == &Value::Bool(true)
-}
-
-fn is_one(value: &Value) -> bool {
-    value.as_f64() == Some(1.0)
-}
-
-fn is_negative(value: &Value) -> bool {
-    value.as_f64().is_some_and(|number| number < 0.0)
-}
-
-fn is_no_choice(value: &Value) -> bool {
-    matches!(value.as_str(), Some("none" | "auto"))
-}
-
-fn is_text_modality(value: &Value) -> bool {
-    value
-        .as_array()
-        .is_some_and(|items| items.iter().all(|item| item.as_str() == Some("text")))
 }
 
 /// Prompt and answer must fit the context. The one place that words this refusal.
