@@ -59,7 +59,7 @@
 //! | `rebuild-MODEL-N` | 1 per lost replica, while it is made anew | nothing: it ends the old runtime and puts a new one in its place |
 //! | `engine-MODEL` | 1 per native replica | backend, KV pool, sequences |
 //! | `upstream-MODEL-N-I` | at most one per job a server is given | one call to another server at a time |
-//! | `child-MODEL-N`, `log-MODEL-N` | 1 each per child process | waiting for its end; reading what it prints |
+//! | `child-MODEL-N`, `guard-MODEL-N`, `log-MODEL-N` | 1 each per child process | waiting for its end and for that of its guard; reading what it prints |
 //! | `grammar` | 1 per grammar that is being compiled | nothing: it has the stack for that, and an HTTP worker waits for it |
 //! | `mask-N` | 2 per engine, from its first grammar on | a constraint, while they find what it allows next |
 //! | `cpu-N` | `threads - 1` per CPU backend | nothing: they compute what the engine thread asks |

@@ -295,3 +295,23 @@ fn a_reload_of_a_lost_configuration_keeps_what_runs() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(serve.says(&["models"]).contains("new"));
 }
+
+/// Where the server listens is settled at its start: a host that is written anew is named.
+#[test]
+fn a_reload_names_a_changed_host_and_is_refused_without_keys_where_it_listens() {
+    let serve = Serve::start("rehost", &[]);
+    let config = serve.folder.join("pool.toml");
+    let models = std::fs::read_to_string(&config).expect("it is there");
+    let with = |server: &str| {
+        std::fs::write(&config, format!("{models}\n{server}")).expect("it can be written");
+        reload(&serve)
+    };
+    let answer = with("[server]\nhost = \"127.0.0.2\"\n");
+    assert!(answer.contains(r#""needs_restart":["server"]"#), "{answer}");
+    // At the next start that would be a fault.
+    let answer = with("[server]\nhost = \"0.0.0.0\"\n");
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    assert!(answer.contains("would listen on 0.0.0.0"), "{answer}");
+    let answer = with("");
+    assert!(answer.contains(r#""needs_restart":[]"#), "{answer}");
+}

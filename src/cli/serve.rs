@@ -278,9 +278,8 @@ pub fn run(args: &ServeArgs) -> Result<(), Error> {
     add_all(&pool, &config.models)?;
     pool.announce_enabled();
     let server = Server::start(&config, Arc::clone(&pool))?;
-    let mut own_args = args.clone();
-    own_args.host = Some(config.server.host); // where it listens, whatever the file says by then
-    server.state().set_config_source(config_again(own_args)?);
+    let again = config_again(args.clone(), config.server.host)?;
+    server.state().set_config_source(again);
     server.state().set_started_with(config.clone());
     tracing::info!(address = %server.address(), "listening; the models are loading");
     announce(&server);
@@ -324,8 +323,9 @@ fn load_until_signal(pool: Arc<Pool>, signals: &Signals) -> Result<bool, Error> 
 }
 
 /// Reads the configuration again, for a reload. A file that named models and names none any more is
-/// more likely half written, or lost, than meant: it is a fault, not the end of all models.
-fn config_again(args: ServeArgs) -> Result<ConfigSource, Error> {
+/// more likely half written, or lost, than meant: it is a fault, not the end of all models. So is one
+/// that would be refused where the server listens until its next start, whatever the file says by then.
+fn config_again(args: ServeArgs, listens_on: IpAddr) -> Result<ConfigSource, Error> {
     let named_models = args.names_models()?;
     Ok(Box::new(move || {
         let read = || -> Result<Config, Error> {
@@ -336,7 +336,11 @@ fn config_again(args: ServeArgs) -> Result<ConfigSource, Error> {
                     "{path} names no models any more; the running ones stay"
                 )));
             }
-            args.config()
+            let config = args.config()?;
+            let mut until_restart = config.clone();
+            until_restart.server.host = listens_on;
+            until_restart.check()?;
+            Ok(config)
         };
         read().map_err(|error| error.to_string())
     }))

@@ -286,6 +286,22 @@ impl ApiError {
         }
     }
 
+    /// A replica was lost after so many tokens of the answer, over all choices.
+    pub fn replica_lost(n_tokens: u64) -> Self {
+        let message = match n_tokens {
+            0 => "the replica that ran the request was lost before the first token of the answer"
+                .to_owned(),
+            n => format!(
+                "the replica that ran the request was lost after {n} tokens of the answer, which are \
+                 lost with it"
+            ),
+        };
+        Self {
+            numbers: vec![("completion_tokens", n_tokens as f64)],
+            ..Self::new(ErrorCode::ReplicaLost, message)
+        }
+    }
+
     /// HTTP status.
     #[must_use]
     pub fn status(&self) -> u16 {

@@ -95,8 +95,27 @@ fn mending(model: &str, snapshot: &Snapshot, stall: Duration) -> Vec<Value> {
     .collect()
 }
 
-/// Liveness: 503 when an engine has stopped making progress; restarting the server helps. Replicas that
-/// are restarted anyway are shown as `degraded`, with 200.
+/// Whether a request for it can be served: it takes requests and a replica of it lives, or a request
+/// loads it.
+fn can_answer(entry: &PoolEntry) -> bool {
+    let Some(model) = entry.loaded() else {
+        return entry.load_on_demand;
+    };
+    let now = model.executor.snapshot();
+    let lives = |replica: &ReplicaSnapshot| replica.health.is_live() && replica.status.alive;
+    now.accepting && now.replicas.iter().any(lives)
+}
+
+/// Enabled models whose load failed.
+fn missing(entries: &[PoolEntry]) -> Vec<&str> {
+    let missing = entries.iter().filter(|entry| entry.is_missing());
+    missing.map(|entry| entry.name.as_str()).collect()
+}
+
+/// Liveness, for who restarts servers: 503 when an engine has stopped making progress, and when nothing
+/// is served because the models that should be there could not be loaded. A server of one model would
+/// have ended then; here a restart takes nothing from anybody, and may mend it. While others are served a
+/// model that failed makes it `degraded`, with 200, and so do replicas that are restarted anyway.
 #[must_use]
 pub fn health(state: &ServerState) -> OpsAnswer {
     let (mut stuck, mut ill) = (Vec::new(), Vec::new());
@@ -113,36 +132,57 @@ pub fn health(state: &ServerState) -> OpsAnswer {
         }
         ill.extend(mending(&model.name, &snapshot, state.stall()));
     }
-    match (stuck.is_empty(), ill.is_empty()) {
+    if !stuck.is_empty() {
+        let body = json!({"status": "stalled", "models": stuck, "replicas": ill});
+        return OpsAnswer::json(503, &body);
+    }
+    let entries = state.pool().entries();
+    let missing = missing(&entries);
+    // A loaded model counts, also while its replicas are restarted.
+    let is_served = |entry: &PoolEntry| {
+        let is_on_its_way = matches!(entry.state, State::Loading(_));
+        entry.loaded().is_some() || is_on_its_way || entry.load_on_demand
+    };
+    let is_empty = !state.pool().is_starting() && !entries.iter().any(is_served);
+    if is_empty && !missing.is_empty() && !state.is_draining() {
+        let body = json!({"status": "failed", "failed_models": missing});
+        return OpsAnswer::json(503, &body);
+    }
+    match (missing.is_empty(), ill.is_empty()) {
         (true, true) => OpsAnswer::json(200, &json!({"status": "ok"})),
-        (true, false) => OpsAnswer::json(200, &json!({"status": "degraded", "replicas": ill})),
-        (false, _) => {
-            let body = json!({"status": "stalled", "models": stuck, "replicas": ill});
-            OpsAnswer::json(503, &body)
+        _ => {
+            let body = json!({"status": "degraded", "replicas": ill, "failed_models": missing});
+            OpsAnswer::json(200, &body)
         }
     }
 }
 
-/// Readiness: 503 while the models of the start are loading, while draining, and when no model is
-/// there that could answer. A model that is loaded or fails later does not take the server out.
+/// Readiness, for who spreads requests: 503 while the models of the start are loading, while draining,
+/// and when no model could answer now, for none is there or all its replicas are lost. A model that is
+/// loaded or fails later does not take the server out; `failed_models` tells which should be there.
 #[must_use]
 pub fn ready(state: &ServerState, audience: Audience) -> OpsAnswer {
     if state.is_draining() {
         return OpsAnswer::json(503, &json!({"status": "draining"}));
     }
     let entries = state.pool().entries();
-    let can_answer = |entry: &PoolEntry| match entry.loaded() {
-        Some(model) => model.executor.snapshot().accepting,
-        None => entry.load_on_demand,
-    };
     let is_starting = state.pool().is_starting();
     if !is_starting && entries.iter().any(can_answer) {
-        return OpsAnswer::json(200, &json!({"status": "ready"}));
+        let missing = missing(&entries);
+        let mut body = json!({"status": "ready"});
+        if !missing.is_empty() {
+            body["failed_models"] = json!(missing);
+        }
+        return OpsAnswer::json(200, &body);
     }
     let is_loading = |entry: &PoolEntry| matches!(entry.state, State::Loading(_));
-    let status = match is_starting || entries.iter().any(is_loading) {
-        true => "loading",
-        false => "no_model",
+    let is_there = |entry: &PoolEntry| entry.loaded().is_some();
+    let status = if is_starting || entries.iter().any(is_loading) {
+        "loading"
+    } else if entries.iter().any(is_there) {
+        "no_replica"
+    } else {
+        "no_model"
     };
     let models = entries.iter();
     let models: Vec<Value> = models.map(|entry| load_state(entry, audience)).collect();

@@ -120,6 +120,50 @@ impl Entry {
     }
 }
 
+/// A configured model at one moment, as everybody may see it.
+#[derive(Clone, Debug)]
+pub struct PoolEntry {
+    /// The id that clients send.
+    pub name: String,
+    /// Further ids for it.
+    pub aliases: Vec<String>,
+    /// It shall be there from the server's start on.
+    pub is_enabled: bool,
+    /// A request loads it.
+    pub load_on_demand: bool,
+    /// Where it is.
+    pub state: State,
+}
+
+impl PoolEntry {
+    /// The model, if it takes requests.
+    #[must_use]
+    pub fn loaded(&self) -> Option<&Arc<LoadedModel>> {
+        match &self.state {
+            State::Loaded(model) => Some(model),
+            State::Unloaded | State::Loading(_) | State::Unloading(_) | State::Failed(_) => None,
+        }
+    }
+
+    /// It should be there, and its last load failed.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.is_enabled && matches!(self.state, State::Failed(_))
+    }
+}
+
+impl From<&Entry> for PoolEntry {
+    fn from(entry: &Entry) -> Self {
+        Self {
+            name: entry.config.name.clone(),
+            aliases: entry.config.aliases.clone(),
+            is_enabled: entry.config.lifecycle.enabled,
+            load_on_demand: entry.config.lifecycle.load_on_demand,
+            state: entry.state.clone(),
+        }
+    }
+}
+
 /// Which models were busy a moment ago; asked of their executors without the registry's lock.
 #[derive(Debug)]
 pub(super) struct Activity {

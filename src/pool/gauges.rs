@@ -8,7 +8,7 @@ use super::acquire::Unavailable;
 use super::ledger::ModelMemory;
 use super::state::RuntimeState;
 use super::{DeviceId, Shared};
-use crate::scheduler::Snapshot;
+use crate::scheduler::{Metrics, Snapshot};
 use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::{GaugeVec, IntCounterVec, Opts, Registry};
@@ -77,8 +77,9 @@ impl Gauges {
 }
 
 impl Gauges {
-    /// Takes out the series of models that are not configured any more. Counters stay.
-    fn forget<'a>(&self, gone: impl Iterator<Item = &'a String>) {
+    /// Takes out the series of models that are not configured any more, those of their executors too.
+    /// Counters stay.
+    fn forget<'a>(&self, gone: impl Iterator<Item = &'a String>, metrics: &Metrics) {
         for model in gone {
             for state in RuntimeState::ALL {
                 // A series that is not there is gone already.
@@ -87,6 +88,7 @@ impl Gauges {
                     .remove_label_values(&[model.as_str(), state.name()]);
             }
             let _ = self.cache.remove_label_values(&[model.as_str()]);
+            metrics.removed(model);
         }
     }
 }
@@ -138,6 +140,9 @@ impl Shared {
                 gauges.state.with_label_values(&labels).set(is_it);
             }
             let loaded = models.iter().find(|loaded| loaded.name == *model);
+            if loaded.is_none() {
+                self.metrics.down(model);
+            }
             let bytes = loaded.map_or(0, |loaded| {
                 cache_bytes(&loaded.meta.memory, &loaded.executor.snapshot())
             });
@@ -147,7 +152,7 @@ impl Shared {
                 .set(bytes as f64);
         }
         let now: BTreeSet<String> = states.into_iter().map(|(model, _)| model).collect();
-        gauges.forget(shown.difference(&now));
+        gauges.forget(shown.difference(&now), &self.metrics);
         *shown = now;
         for ((device, kind), bytes) in by_kind {
             let labels = [device.to_string(), kind.to_owned()];

@@ -44,6 +44,7 @@ pub mod state;
 mod workers;
 
 pub use acquire::{Patience, Unavailable};
+pub use entry::PoolEntry;
 pub use loader::{ModelLoader, SourceLoader};
 pub use model::{
     EmbeddingMeta, LoadPhase, LoadProgress, LoadedModel, LoadingModel, LoopRange, ModelMeta,
@@ -80,30 +81,6 @@ const LOAD_TRIES: u32 = 5;
 /// Part of the available memory that is left to others when no limit is configured: 1/8, at least
 /// 256 MiB.
 const RESERVE_BYTES_MIN: u64 = 256 << 20;
-
-/// A configured model at one moment.
-#[derive(Clone, Debug)]
-pub struct PoolEntry {
-    /// The id that clients send.
-    pub name: String,
-    /// Further ids for it.
-    pub aliases: Vec<String>,
-    /// A request loads it.
-    pub load_on_demand: bool,
-    /// Where it is.
-    pub state: State,
-}
-
-impl PoolEntry {
-    /// The model, if it takes requests.
-    #[must_use]
-    pub fn loaded(&self) -> Option<&Arc<LoadedModel>> {
-        match &self.state {
-            State::Loaded(model) => Some(model),
-            State::Unloaded | State::Loading(_) | State::Unloading(_) | State::Failed(_) => None,
-        }
-    }
-}
 
 /// What a pool is made of.
 pub struct PoolParts {
@@ -338,14 +315,14 @@ impl Pool {
     /// What answers to a name or alias.
     #[must_use]
     pub fn find(&self, id: &str) -> Option<PoolEntry> {
-        self.shared.registry.lock().find(id).map(pool_entry)
+        self.shared.registry.lock().find(id).map(PoolEntry::from)
     }
 
     /// All configured models in their order.
     #[must_use]
     pub fn entries(&self) -> Vec<PoolEntry> {
         let registry = self.shared.registry.lock();
-        registry.entries().iter().map(pool_entry).collect()
+        registry.entries().iter().map(PoolEntry::from).collect()
     }
 
     /// All loaded models in that order.
@@ -443,15 +420,6 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.registry.lock().close();
         self.shared.changed.notify_all();
-    }
-}
-
-fn pool_entry(entry: &Entry) -> PoolEntry {
-    PoolEntry {
-        name: entry.config.name.clone(),
-        aliases: entry.config.aliases.clone(),
-        load_on_demand: entry.config.lifecycle.load_on_demand,
-        state: entry.state.clone(),
     }
 }
 

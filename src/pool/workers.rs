@@ -116,7 +116,7 @@ fn admitted(
             Err(room) => break room,
         }
     };
-    take_down(name, Arc::new(model), Duration::ZERO);
+    take_down(shared, name, Arc::new(model), Duration::ZERO);
     Err(format!(
         "it was estimated to need {} bytes and holds more: {room}",
         job.memory.total_bytes()
@@ -126,7 +126,7 @@ fn admitted(
 fn unload(shared: &Arc<Shared>, model: Arc<LoadedModel>, drain: Duration) {
     let started = Instant::now();
     let name = model.name.clone();
-    take_down(&name, model, drain);
+    take_down(shared, &name, model, drain);
     let actions = {
         let now = shared.clock.now();
         shared.lock().released(&name, now)
@@ -140,14 +140,17 @@ fn unload(shared: &Arc<Shared>, model: Arc<LoadedModel>, drain: Duration) {
     shared.carry_out(actions);
 }
 
-/// Ends a model's work and its runtimes; its bytes are back when this returns.
-fn take_down(name: &str, model: Arc<LoadedModel>, drain: Duration) {
+/// Ends a model's work and its runtimes; its bytes are back when this returns, and no gauge shows any
+/// more what they did last.
+fn take_down(shared: &Shared, name: &str, model: Arc<LoadedModel>, drain: Duration) {
     model.runtimes.stop();
     if catch_unwind(AssertUnwindSafe(|| model.executor.unload(drain))).is_err() {
         tracing::error!(model = %name, "a panic while unloading; going on");
     }
-    model.executor.refresh_metrics();
+    model.executor.refresh_metrics(); // for its counters
     wait_until_gone(name, model);
+    // A scrape that was under way held the model, so that none brings its gauges back.
+    shared.metrics.unloaded(name);
 }
 
 /// Waits until nobody holds the model or one of its runtimes: only then are its bytes back. Who may

@@ -10,16 +10,17 @@
 //!   the *thread* that started the child ends.)
 //! * When the child ends by itself, the rest of the group is killed too.
 //!
-//! Whoever kills the watcher itself takes the second guard away, and nobody notices: then only an orderly
-//! stop ends the child.
+//! Whoever kills the watcher itself takes the second guard away. That is noticed at the other end of a
+//! second pipe, which only the watcher holds: the group is killed, which ends the child like any crash, and
+//! the one that is started in its place has a watcher again.
 //!
 //! ```text
 //!   start ─► Running ── the process ends ─► Ended(why)
 //!               └─ stop: SIGTERM to the group, SIGKILL after stop_timeout ─┘
 //! ```
 //!
-//! Two threads belong to a child: `child-NAME` waits for its end, `log-NAME` reads what it writes,
-//! line by line, into the log (level debug) and a short memory for error messages. What is not here:
+//! Three threads belong to a child: `child-NAME` waits for its end, `guard-NAME` for the watcher's, `log-NAME`
+//! reads what it writes, line by line, into the log (level debug) and a short memory for error messages. What is not here:
 //! what it is asked (`upstream`), and that it is started again (the scheduler's replica factory).
 
 use super::resident;
@@ -30,7 +31,7 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, PipeReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child as Process, ChildStdin, Command, Stdio};
+use std::process::{Child as Process, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -72,6 +73,10 @@ struct State {
     ended: Option<String>,
     /// It is being stopped: its end is no accident.
     is_stopping: bool,
+    /// The group's leader was reaped: its number may be another group's by now.
+    is_reaped: bool,
+    /// The watcher ended before the child did.
+    lost_guard: bool,
     log_ended: bool,
     /// The latest lines, oldest first.
     lines: VecDeque<String>,
@@ -101,6 +106,8 @@ struct Watcher {
     process: Process,
     /// Held open for as long as the child may live.
     _pipe: Option<ChildStdin>,
+    /// Ends with it: nothing is ever written there. Taken by `guard-NAME`.
+    life: Option<ChildStdout>,
 }
 
 impl Watcher {
@@ -109,14 +116,16 @@ impl Watcher {
             .args(["-c", WATCHER])
             .process_group(0)
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| format!("/bin/sh, which guards child processes: {error}"))?;
         let pipe = process.stdin.take();
+        let life = process.stdout.take();
         Ok(Self {
             process,
             _pipe: pipe,
+            life,
         })
     }
 
@@ -149,14 +158,7 @@ impl Child {
         });
         tracing::info!(name = %spec.name, pid = process.id(), program = %spec.program.display(),
             "child process started");
-        let reader = Arc::clone(&shared);
-        let waited = Arc::clone(&shared);
-        let threads =
-            thread(format!("log-{}", spec.name), move || reader.read_log(log)).and_then(|_| {
-                let name = format!("child-{}", spec.name);
-                thread(name, move || waited.wait(process, watcher))
-            });
-        match threads {
+        match shared.start_threads(process, log, watcher) {
             Ok(waiter) => Ok(Self {
                 shared,
                 stop_timeout: spec.stop_timeout,
@@ -232,15 +234,14 @@ impl Child {
             let mut state = self.shared.state.lock();
             state.is_stopping = true;
             state.on_exit = None;
-            let is_running = state.ended.is_none();
-            if is_running {
+            if !state.is_reaped {
                 let _ = killpg(self.shared.group, Signal::SIGTERM); // the leader ignores it
             }
-            is_running
+            state.ended.is_none()
         };
         if is_running && !self.shared.wait_ended(self.stop_timeout) {
             let state = self.shared.state.lock();
-            if state.ended.is_none() {
+            if !state.is_reaped {
                 tracing::warn!(name = %self.shared.name, "child process ignores SIGTERM: killed");
                 let _ = killpg(self.shared.group, Signal::SIGKILL);
             }
@@ -302,6 +303,38 @@ impl State {
 }
 
 impl Shared {
+    /// The last of them is waited for by `stop`.
+    fn start_threads(
+        self: &Arc<Self>,
+        process: Process,
+        log: PipeReader,
+        mut watcher: Watcher,
+    ) -> std::io::Result<JoinHandle<()>> {
+        let name = &self.name;
+        let life = watcher.life.take();
+        let [reader, guarded, waited] = std::array::from_fn(|_| Arc::clone(self));
+        thread(format!("log-{name}"), move || reader.read_log(log))?;
+        thread(format!("guard-{name}"), move || guarded.guard(life))?;
+        thread(format!("child-{name}"), move || {
+            waited.wait(process, watcher);
+        })
+    }
+
+    /// The body of `guard-NAME`: waits for the watcher's end, and ends the child with it.
+    fn guard(&self, life: Option<ChildStdout>) {
+        if let Some(mut life) = life {
+            let _ = std::io::copy(&mut life, &mut std::io::sink()); // its end is all that it says
+        }
+        let mut state = self.state.lock();
+        // Where it is ending anyway, whoever ends it has the last word.
+        if !state.is_reaped && !state.is_stopping {
+            state.lost_guard = true;
+            tracing::warn!(name = %self.name, pid = self.pid,
+                "the guard of a child process was killed: so is the child");
+            let _ = killpg(self.group, Signal::SIGKILL);
+        }
+    }
+
     /// The body of `child-NAME`.
     fn wait(&self, mut process: Process, mut watcher: Watcher) {
         let status = process.wait();
@@ -309,9 +342,14 @@ impl Shared {
         let on_exit = {
             let mut state = self.state.lock();
             watcher.kill(); // whatever it has left behind
+            state.is_reaped = true;
             let deadline = Instant::now() + LOG_GRACE;
             while !state.log_ended && !self.changed.wait_until(&mut state, deadline).timed_out() {}
-            let why = format!("it ended ({status}){}", state.log_end());
+            let how = match state.lost_guard {
+                true => format!("it was killed ({status}) because the process that guards it was"),
+                false => format!("it ended ({status})"),
+            };
+            let why = format!("{how}{}", state.log_end());
             if !state.is_stopping {
                 // Not louder: who is told by `on_exit` says it with what follows from it.
                 tracing::debug!(name = %self.name, pid = self.pid, %why, "child process");
@@ -439,6 +477,21 @@ mod tests {
         assert_eq!(child.resident_bytes(), None, "nothing is left of it");
         assert_eq!(log.last().map(String::as_str), Some("asked"), "{log:?}");
         assert!(!is_alive(&child.pid().to_string()));
+        child.stop();
+    }
+
+    /// Without its guard a child would outlive a crash of this process, so that it goes too.
+    #[test]
+    fn a_killed_guard_takes_the_child_along_and_is_told() {
+        let child = Child::start(&shell("sleep 1000 & echo $!; wait")).expect("starts");
+        let ready = child.wait_ready(LONG, || !child.log().is_empty());
+        ready.expect("is ready");
+        let (sender, receiver) = bounded(1);
+        child.on_exit(move |why| sender.send(why.to_owned()).expect("is listened to"));
+        nix::sys::signal::kill(child.shared.group, Signal::SIGKILL).expect("the guard is there");
+        let why = receiver.recv_timeout(LONG).expect("it ends");
+        assert!(why.contains("the process that guards it was"), "{why}");
+        assert!(!is_alive(&child.log()[0]), "nothing is left of its group");
         child.stop();
     }
 

@@ -18,10 +18,12 @@ use crate::request::{RequestError, Usage};
 use crate::runtime::{RowCounts, RuntimeStatus};
 use parking_lot::Mutex;
 use prometheus::core::Collector;
+use prometheus::proto::MetricFamily;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
     TextEncoder,
 };
+use std::collections::HashMap;
 use std::time::Duration;
 
 /// Seconds; from a cache hit on a small model to a long answer on a slow machine.
@@ -130,6 +132,52 @@ impl Gauges {
         };
         gauges
     }
+
+    /// What is told of a loaded model only.
+    fn of_loaded(&self) -> [&GaugeVec; 13] {
+        let Self {
+            queue_depth,
+            in_flight,
+            running,
+            waiting,
+            kv_usage,
+            kv_blocks,
+            configured_target,
+            effective_target,
+            replica_target,
+            replicas,
+            ema_dispatch,
+            prefix_pool_entries,
+            prefix_pool_tokens,
+            up: _, // 0 says it all
+        } = self;
+        [
+            queue_depth,
+            in_flight,
+            running,
+            waiting,
+            kv_usage,
+            kv_blocks,
+            configured_target,
+            effective_target,
+            replica_target,
+            replicas,
+            ema_dispatch,
+            prefix_pool_entries,
+            prefix_pool_tokens,
+        ]
+    }
+}
+
+/// Takes out all series of a model.
+fn remove_series(family: &GaugeVec, model: &str) {
+    for metric in family.collect().iter().flat_map(MetricFamily::get_metric) {
+        let labels = metric.get_label().iter();
+        let labels: HashMap<&str, &str> = labels.map(|pair| (pair.name(), pair.value())).collect();
+        if labels.get("model") == Some(&model) {
+            let _ = family.remove(&labels); // gone already, then
+        }
+    }
 }
 
 impl Default for Metrics {
@@ -205,6 +253,26 @@ impl Metrics {
         self.rejected.with_label_values(&["", reason]).inc();
     }
 
+    /// A model is not there any more: its gauges would keep their last values, so that they go, and
+    /// `tinyloop_up` is 0. Counters and histograms stay, for rates. Nobody may refresh it meanwhile.
+    pub fn unloaded(&self, model: &str) {
+        for family in self.gauges.of_loaded() {
+            remove_series(family, model);
+        }
+        self.down(model);
+    }
+
+    /// A configured model is not there, and perhaps never was.
+    pub fn down(&self, model: &str) {
+        self.gauges.up.with_label_values(&[model]).set(0.0);
+    }
+
+    /// A model is not configured any more: no gauge speaks of it.
+    pub fn removed(&self, model: &str) {
+        self.unloaded(model);
+        remove_series(&self.gauges.up, model);
+    }
+
     /// The children of one model, with every label value there, so that rates begin at 0.
     pub(crate) fn model(&self, model: &str) -> ModelMetrics {
         let label = [model];
@@ -276,7 +344,12 @@ impl Metrics {
                 .with_label_values(&labels)
                 .set(f64::from(replica.inflight));
             let target = gauges.replica_target.with_label_values(&labels);
-            target.set(f64::from(replica.target));
+            // A lost replica gets none until it is back.
+            let now = match replica.health.is_live() {
+                true => replica.target,
+                false => 0,
+            };
+            target.set(f64::from(now));
         }
         for state in Health::NAMES {
             let in_state = snapshot.replicas.iter();

@@ -98,6 +98,12 @@ fn a_loading_model_is_not_unknown_and_not_ready() {
         let ready = Client::connect(planes[0]).get("/ready");
         (ready.status, ready.json()["status"].as_str()) == (503, Some("no_model"))
     });
+    // Nothing is served: where a server of one model would have ended, this one says that it is ill.
+    for plane in planes {
+        let health = Client::connect(plane).get("/health");
+        let expected = json!({"status": "failed", "failed_models": ["slow"]});
+        assert_eq!((health.status, health.json()), (503, expected));
+    }
     let failed = client.post("/v1/completions", &body(json!("slow")));
     assert_eq!((failed.status, failed.header("retry-after")), (503, None));
     assert_eq!(failed.json()["error"]["code"], "model_failed");
@@ -114,6 +120,7 @@ fn a_loading_model_is_not_unknown_and_not_ready() {
     let runtime = Alphabet::at_once();
     add_model(&pool, ["slow", "later"], runtime, &config.executor);
     assert_eq!(Client::connect(planes[0]).get("/ready").status, 200);
+    assert_eq!(client.get("/health").json(), json!({"status": "ok"}));
     for model in [json!("later"), Value::Null] {
         assert_eq!(client.post("/v1/completions", &body(model)).status, 200);
     }
@@ -176,5 +183,34 @@ fn requests_load_what_is_loaded_on_demand_and_nothing_else() {
         state == Some(tinyloop::pool::RuntimeState::Unloaded)
     });
     assert_eq!(client.post("/v1/completions", &body("lazy")).status, 200);
+    server.shutdown(Duration::ZERO);
+}
+
+/// An enabled model that failed takes neither the server nor the others out, and is not hidden.
+#[test]
+fn a_failed_model_beside_one_that_answers_is_told_and_restarts_nothing() {
+    let mut config = Config::default();
+    config.server.port = 0;
+    config.management.port = 0;
+    let pool = Arc::new(Pool::new(Arc::new(Metrics::new())));
+    let broken = ModelSource::File("no/such/model.gguf".into());
+    pool.add(ModelConfig::new("broken", broken))
+        .expect("it is new");
+    pool.add(stand_in("sound", &[])).expect("it is new");
+    pool.load_enabled();
+    assert!(pool.wait_started(Duration::from_secs(60)));
+    let server = Server::start(&config, Arc::clone(&pool)).expect("the server starts");
+    let mut client = Client::connect(server.address());
+    let health = client.get("/health");
+    let expected = json!({"status": "degraded", "replicas": [], "failed_models": ["broken"]});
+    assert_eq!((health.status, health.json()), (200, expected));
+    let ready = client.get("/ready");
+    let expected = json!({"status": "ready", "failed_models": ["broken"]});
+    assert_eq!((ready.status, ready.json()), (200, expected));
+    // Nobody wants it any more than what was never enabled.
+    pool.reload(vec![stand_in("sound", &[])])
+        .expect("no name is taken");
+    assert_eq!(client.get("/health").json(), json!({"status": "ok"}));
+    assert_eq!(client.get("/ready").json(), json!({"status": "ready"}));
     server.shutdown(Duration::ZERO);
 }

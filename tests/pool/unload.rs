@@ -2,7 +2,7 @@
 
 use crate::support::{Bench, limits, model, submit, wait_for};
 use std::time::Duration;
-use tinyloop::pool::{Patience, RuntimeState, Unavailable};
+use tinyloop::pool::{LoadOverride, Patience, RuntimeState, Unavailable};
 use tinyloop::request::RequestError;
 use tinyloop::runtime::fake::Pace;
 use tinyloop::scheduler::{SubmitError, SubmitOptions};
@@ -105,4 +105,68 @@ fn aliases_mean_the_same_model() {
     bench.pool.unload("other", None).expect("it is there");
     assert_eq!(bench.settled("a"), RuntimeState::Unloaded);
     assert!(bench.pool.unload("none", None).is_err());
+}
+
+/// What a model did last is no news of one that is gone: its gauges go, its counters stay.
+#[test]
+fn no_gauge_of_an_unloaded_replica_or_removed_model_keeps_its_last_value() {
+    let bench = Bench::new(&[("a", 20)]);
+    bench.add(model("a"));
+    let up = |value: u8| format!("tinyloop_up{{model=\"a\"}} {value}\n");
+    assert!(
+        bench.pool.metrics_text("").contains(&up(0)),
+        "never loaded is not up"
+    );
+    let three = serde_json::json!({"replicas": 3});
+    let three = LoadOverride(three.as_object().expect("an object").clone());
+    bench.pool.load("a", &three).expect("3 * 20 fit into 100");
+    assert_eq!(bench.settled("a"), RuntimeState::Loaded);
+    submit(&bench.pool.get("a").expect("loaded"))
+        .wait()
+        .expect("it answers");
+    let text = bench.pool.metrics_text("");
+    let gauges = [
+        "queue_depth",
+        "in_flight",
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_ratio",
+        "kv_blocks",
+        "configured_target_inflight",
+        "effective_target_inflight",
+        "replica_target_inflight",
+        "replicas",
+        "ema_dispatch_seconds",
+        "prefix_pool_entries",
+        "prefix_pool_cached_tokens",
+    ];
+    let shown = |text: &str, gauge: &str| {
+        let series = format!("tinyloop_{gauge}{{model=\"a\"");
+        text.lines()
+            .filter(|line| line.starts_with(&series))
+            .count()
+    };
+    for gauge in gauges {
+        assert!(shown(&text, gauge) > 0, "{gauge}: {text}");
+    }
+    assert!(text.contains(&up(1)), "{text}");
+    bench.pool.unload("a", None).expect("it is there");
+    assert_eq!(bench.settled("a"), RuntimeState::Unloaded);
+    let text = bench.pool.metrics_text("");
+    for gauge in gauges {
+        assert_eq!(shown(&text, gauge), 0, "{gauge}: {text}");
+    }
+    assert!(text.contains(&up(0)), "{text}");
+    let counted = "tinyloop_requests_total{model=\"a\",outcome=\"done\"} 1\n";
+    assert!(text.contains(counted), "counters stay: {text}");
+    // Loaded anew it has one replica, and nothing of the others.
+    bench.loaded("a");
+    let text = bench.pool.metrics_text("");
+    assert_eq!(shown(&text, "in_flight"), 1, "{text}");
+    bench.pool.unload("a", None).expect("it is there");
+    assert_eq!(bench.settled("a"), RuntimeState::Unloaded);
+    bench.pool.reload(Vec::new()).expect("nothing takes a name");
+    let text = bench.pool.metrics_text("");
+    assert!(!text.contains("tinyloop_up{model=\"a\"}"), "{text}");
+    assert!(text.contains(counted), "counters stay: {text}");
 }

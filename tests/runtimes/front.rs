@@ -9,6 +9,7 @@ use crate::support::{PATIENCE, Serve, stand_in, wait_for};
 use serde_json::{Value, json};
 use std::process::Command;
 use std::time::Instant;
+use tinyloop::http::errors::ApiError;
 
 const KEY: &str = "front-secret-4711";
 
@@ -440,4 +441,29 @@ fn calls_and_thoughts_of_another_server_come_through() {
             (&json!("auto"), &json!(true))
         );
     }
+}
+
+/// Who waits for a whole answer is told whether a lost replica had made some of it.
+#[test]
+fn a_whole_answer_lost_with_its_replica_says_whether_it_had_begun() {
+    let name = format!("crashes-{}", std::process::id());
+    let binary = stand_in().display().to_string();
+    let config = format!("[models.{name}.vllm_serve]\nbinary = {binary:?}\nmodel = \"org/m\"\n");
+    let front = Serve::start("crashes", &config, &[]);
+    let body = json!({"model": name, "messages": [{"role": "user", "content": "crash"}]});
+    let answer = Client::connect(front.address).post("/v1/chat/completions", &body);
+    let error = &answer.json()["error"];
+    assert_eq!(
+        (answer.status, &error["code"]),
+        (503, &json!("replica_lost"))
+    );
+    assert_eq!(error["completion_tokens"], 2, "{error}");
+    let message = error["message"].as_str().expect("a text");
+    assert!(message.contains("after 2 tokens"), "{message}");
+    let before = ApiError::replica_lost(0);
+    assert!(
+        before.message.contains("before the first token"),
+        "{before:?}"
+    );
+    assert_eq!(before.numbers, [("completion_tokens", 0.0)]);
 }

@@ -136,11 +136,20 @@ impl Jobs {
         Wait::Silent
     }
 
+    /// The error, and of a lost replica whether it had begun: who gets a whole answer or none cannot see
+    /// what another try would compute, and pay, again.
+    fn told_how_far(&self, error: &RequestError) -> ApiError {
+        match error {
+            RequestError::ReplicaLost(_) => ApiError::replica_lost(self.n_tokens),
+            error => error.clone().into(),
+        }
+    }
+
     fn report(&mut self, job_idx: usize, event: StreamEvent) -> Wait {
         match event {
             StreamEvent::TimedOut => Wait::Silent,
             StreamEvent::Failed(RequestError::Cancelled) => Wait::Cancelled,
-            StreamEvent::Failed(error) => Wait::Failed(error.into()),
+            StreamEvent::Failed(error) => Wait::Failed(self.told_how_far(&error)),
             StreamEvent::Chunk(chunk) => {
                 self.n_tokens += u64::from(chunk.token_id.is_some() || self.is_forwarded);
                 if let Some(part) = chunk.part {

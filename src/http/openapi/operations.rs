@@ -38,15 +38,21 @@ pub(super) fn describe_management(api: &mut Api) {
 
 /// `probes_are_open`: on the management plane a key, where there is one, guards everything.
 fn pages(api: &mut Api, probes_are_open: bool) {
-    let states = ["ok", "degraded", "stalled"];
+    let states = ["ok", "degraded", "stalled", "failed"];
+    let failed = || array(string("an enabled model whose load failed"));
     let anything = || array(json!({"type": "object"}));
     let health = object(
         &["status"],
-        json!({"status": one_of(&states), "replicas": anything(), "models": array(string("a model"))}),
+        json!({
+            "status": one_of(&states), "replicas": anything(), "models": array(string("a model")),
+            "failed_models": failed(),
+        }),
     );
     api.schema("Health", health);
-    let states = ["ready", "draining", "loading", "no_model"];
-    let ready = json!({"status": one_of(&states), "models": anything()});
+    let states = ["ready", "draining", "loading", "no_model", "no_replica"];
+    let ready = json!({
+        "status": one_of(&states), "models": anything(), "failed_models": failed(),
+    });
     api.schema("Ready", object(&["status"], ready));
     api.schema(
         "Description",
