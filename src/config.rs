@@ -8,6 +8,7 @@
 
 mod backends;
 mod executor;
+pub mod flags;
 mod keys;
 mod models;
 mod pool;
@@ -17,8 +18,8 @@ mod restart;
 mod tables;
 
 pub use backends::{
-    AllowRemote, CallLimits, Dialect, LlamaServerConfig, OpenaiRemoteConfig, ProcessConfig,
-    VllmServeConfig,
+    AllowRemote, CallLimits, Dialect, Embeddings, LlamaServerConfig, OpenaiRemoteConfig,
+    ProcessConfig, VllmServeConfig,
 };
 pub use executor::{ExecutorConfig, TargetInflight};
 pub use keys::{KeyConfig, KeyLimits};

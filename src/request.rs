@@ -380,7 +380,8 @@ impl Usage {
 pub enum GenerationEvent {
     /// Log-probabilities of prompt tokens 1.. (asked by `prompt_logprobs`).
     PromptLogprobs(Vec<TokenLogprob>),
-    /// The pooled states of the prompt, (d_model), not normalized (asked by `embed`).
+    /// The pooled states of the prompt, (d_model), not normalized (asked by `embed`). Of forwarded inputs
+    /// one each, as their server made it.
     Embedding(Vec<f32>),
     /// One generated token (native runtimes). A final end-of-generation token is not sent.
     Token {
@@ -415,7 +416,7 @@ impl GenerationEvent {
     /// Whether it brings something of an answer that grows.
     #[must_use]
     pub fn is_generated(&self) -> bool {
-        matches!(self, Self::Token { .. } | Self::Text { .. })
+        matches!(self, Self::Token { .. } | Self::Text { .. } | Self::Part(_))
     }
 }
 

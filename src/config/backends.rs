@@ -4,9 +4,10 @@
 //! A secret never stands here: a configuration names the environment variable that holds it. What is
 //! not here: what is done with it (`runtime`).
 
-use super::seconds;
+use super::{flags, seconds};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 /// What the other server understands beyond OpenAI's contract.
@@ -22,6 +23,19 @@ pub enum Dialect {
     Vllm,
     /// tinyloop: `priority` as here.
     Tinyloop,
+}
+
+/// Whether a model that another program runs makes embeddings: nobody can see that from outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Embeddings {
+    /// It generates.
+    #[default]
+    No,
+    /// It generates, and makes embeddings too.
+    Also,
+    /// It makes nothing else.
+    Only,
 }
 
 /// Whether requests may leave this machine.
@@ -107,6 +121,9 @@ pub struct OpenaiRemoteConfig {
     /// What the servers understand.
     #[serde(default)]
     pub dialect: Dialect,
+    /// Whether the model makes embeddings there.
+    #[serde(default)]
+    pub embeddings: Embeddings,
     /// Whether requests have to allow that they leave this machine.
     #[serde(default)]
     pub allow_remote: AllowRemote,
@@ -217,6 +234,9 @@ pub struct LlamaServerConfig {
     /// Context of all slots together in tokens (`--ctx-size`); None = the program's own choice.
     #[serde(default)]
     pub ctx_size: Option<u32>,
+    /// Whether the model makes embeddings (`--embeddings`).
+    #[serde(default)]
+    pub embeddings: Embeddings,
     /// Start and stop.
     #[serde(default)]
     pub process: ProcessConfig,
@@ -259,6 +279,9 @@ pub struct VllmServeConfig {
     /// Jobs at once: `--max-num-seqs`.
     #[serde(default = "max_num_seqs_default")]
     pub max_num_seqs: u32,
+    /// Whether the model makes embeddings; vLLM serves a model either for those or for text.
+    #[serde(default)]
+    pub embeddings: Embeddings,
     /// Start and stop.
     #[serde(default)]
     pub process: ProcessConfig,
@@ -273,6 +296,23 @@ fn vllm_binary_default() -> PathBuf {
 
 fn max_num_seqs_default() -> u32 {
     64
+}
+
+/// Moves the value of a flag from the arguments into its key. What is no such value stays where it is: the
+/// program may understand it.
+fn lift<T: FromStr>(process: &mut ProcessConfig, names: &[&str], key: &mut Option<T>) {
+    let told = flags::value(&process.extra_args, names);
+    if let Some(value) = told.and_then(|text| text.parse().ok()) {
+        *key = Some(value);
+        process.extra_args = flags::without(&process.extra_args, names);
+    }
+}
+
+impl ProcessConfig {
+    /// Takes a flag out, whatever its value is.
+    pub fn drop_flag(&mut self, names: &[&str]) {
+        self.extra_args = flags::without(&self.extra_args, names);
+    }
 }
 
 /// A path with a folder in it begins at `folder`; a bare name stays one.
@@ -291,10 +331,57 @@ impl LlamaServerConfig {
         self.process.begin_at(folder);
     }
 
+    /// The same with what `extra_args` say of keys that there are, in those keys: one place for each
+    /// word, so that a load can override it.
+    #[must_use]
+    pub fn settled(&self) -> Self {
+        let mut child = self.clone();
+        lift(&mut child.process, Self::CONTEXT_FLAGS, &mut child.ctx_size);
+        lift(&mut child.process, Self::SLOT_FLAGS, &mut child.slots);
+        child.slots = child.slots.filter(|slots| *slots > 0);
+        child
+    }
+
+    /// What `ctx_size` is in `extra_args`.
+    pub const CONTEXT_FLAGS: &[&str] = &["-c", "--ctx-size"];
+    /// What `slots` are there.
+    pub const SLOT_FLAGS: &[&str] = &["-np", "--parallel"];
+
+    /// What makes it serve embeddings.
+    const EMBEDDING_FLAGS: &[&str] = &["--embedding", "--embeddings"];
+
+    /// As the key says; with its own flag it makes embeddings beside text.
+    #[must_use]
+    pub fn embeddings(&self) -> Embeddings {
+        let is_told = flags::has(&self.process.extra_args, Self::EMBEDDING_FLAGS);
+        match self.embeddings {
+            Embeddings::No if is_told => Embeddings::Also,
+            told => told,
+        }
+    }
+
+    /// The flag that it has to be given beside its arguments.
+    #[must_use]
+    pub fn embedding_flag(&self) -> Option<&'static str> {
+        let is_told = flags::has(&self.process.extra_args, Self::EMBEDDING_FLAGS);
+        (!is_told && self.embeddings != Embeddings::No).then_some("--embeddings")
+    }
+
     /// Jobs at once, as far as it is known before it runs.
     #[must_use]
     pub fn slots_usual(&self) -> u32 {
         self.slots.unwrap_or(LLAMA_SLOTS)
+    }
+
+    /// Tokens that one slot may use of those that all hold together: where nobody says how many slots
+    /// there are, or it is told so, each may use all.
+    #[must_use]
+    pub fn slot_share(&self, held_tokens: u64) -> u64 {
+        let is_unified = flags::has(&self.process.extra_args, &["--kv-unified", "-kvu"]);
+        match self.slots {
+            Some(slots) if !is_unified => held_tokens / u64::from(slots.max(1)),
+            _ => held_tokens,
+        }
     }
 
     /// What is wrong with it, if anything.
@@ -313,6 +400,46 @@ impl VllmServeConfig {
         self.binary = program(&self.binary, folder);
         self.process.begin_at(folder);
     }
+
+    /// The same with what `extra_args` say of keys that there are, in those keys.
+    #[must_use]
+    pub fn settled(&self) -> Self {
+        let mut child = self.clone();
+        let process = &mut child.process;
+        let mut n_seqs = None;
+        lift(process, Self::SEQS_FLAGS, &mut n_seqs);
+        child.max_num_seqs = n_seqs.unwrap_or(child.max_num_seqs);
+        lift(process, Self::CONTEXT_FLAGS, &mut child.max_model_len);
+        lift(process, Self::KV_FLAGS, &mut child.kv_cache_memory_bytes);
+        lift(process, Self::DTYPE_FLAGS, &mut child.dtype);
+        let tensor = ["-tp", "--tensor-parallel-size"];
+        lift(process, &tensor, &mut child.tensor_parallel_size);
+        let pipeline = ["-pp", "--pipeline-parallel-size"];
+        lift(process, &pipeline, &mut child.pipeline_parallel_size);
+        child
+    }
+
+    /// As the key says, or a flag that makes vLLM serve embeddings.
+    #[must_use]
+    pub fn embeddings(&self) -> Embeddings {
+        let args = &self.process.extra_args;
+        let is_told = flags::value(args, &["--runner"]) == Some("pooling")
+            || flags::value(args, &["--convert"]) == Some("embed")
+            || matches!(flags::value(args, &["--task"]), Some("embed" | "embedding"));
+        match is_told {
+            true => Embeddings::Only,
+            false => self.embeddings,
+        }
+    }
+
+    /// What `max_num_seqs` is in `extra_args`.
+    pub const SEQS_FLAGS: &[&str] = &["--max-num-seqs"];
+    /// What `max_model_len` is there.
+    pub const CONTEXT_FLAGS: &[&str] = &["--max-model-len"];
+    /// What `kv_cache_memory_bytes` are there.
+    pub const KV_FLAGS: &[&str] = &["--kv-cache-memory-bytes"];
+    /// What `dtype` is there.
+    pub const DTYPE_FLAGS: &[&str] = &["--dtype"];
 
     /// GPUs that share one replica's weights and KV.
     #[must_use]

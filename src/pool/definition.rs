@@ -6,9 +6,9 @@
 //! overrides (`overrides`).
 
 use crate::config::{
-    AllowRemote, CallLimits, Dialect, EngineConfig, ExecutorConfig, FakeConfig, LifecycleConfig,
-    LlamaServerConfig, LoopsConfig, ModelConfig, ModelSource, OpenaiRemoteConfig, Pooling,
-    PrefixIsolation, ProcessConfig, QuantizeType, TargetInflight, VllmServeConfig,
+    AllowRemote, CallLimits, Dialect, Embeddings, EngineConfig, ExecutorConfig, FakeConfig,
+    LifecycleConfig, LlamaServerConfig, LoopsConfig, ModelConfig, ModelSource, OpenaiRemoteConfig,
+    Pooling, PrefixIsolation, ProcessConfig, QuantizeType, TargetInflight, VllmServeConfig,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -207,6 +207,14 @@ fn process_shown(process: &ProcessConfig) -> Value {
     })
 }
 
+fn embeddings_shown(embeddings: Embeddings) -> &'static str {
+    match embeddings {
+        Embeddings::No => "no",
+        Embeddings::Also => "also",
+        Embeddings::Only => "only",
+    }
+}
+
 fn remote_shown(remote: &OpenaiRemoteConfig) -> Value {
     let OpenaiRemoteConfig {
         base_url,
@@ -214,6 +222,7 @@ fn remote_shown(remote: &OpenaiRemoteConfig) -> Value {
         model,
         api_key_env,
         dialect,
+        embeddings,
         allow_remote,
         max_inflight,
         context_length,
@@ -234,6 +243,7 @@ fn remote_shown(remote: &OpenaiRemoteConfig) -> Value {
             Dialect::Vllm => "vllm",
             Dialect::Tinyloop => "tinyloop",
         },
+        "embeddings": embeddings_shown(*embeddings),
         "allow_remote": match allow_remote {
             AllowRemote::Ask => "ask",
             AllowRemote::Always => "always",
@@ -252,6 +262,7 @@ fn llama_shown(child: &LlamaServerConfig) -> Value {
         file,
         slots,
         ctx_size,
+        embeddings,
         process,
         limits,
     } = child;
@@ -260,6 +271,7 @@ fn llama_shown(child: &LlamaServerConfig) -> Value {
         "file": path_shown(file),
         "slots": slots,
         "ctx_size": ctx_size,
+        "embeddings": embeddings_shown(*embeddings),
         "process": process_shown(process),
         "limits": limits_shown(limits),
     })
@@ -275,6 +287,7 @@ fn vllm_shown(child: &VllmServeConfig) -> Value {
         tensor_parallel_size,
         pipeline_parallel_size,
         max_num_seqs,
+        embeddings,
         process,
         limits,
     } = child;
@@ -287,6 +300,7 @@ fn vllm_shown(child: &VllmServeConfig) -> Value {
         "tensor_parallel_size": tensor_parallel_size,
         "pipeline_parallel_size": pipeline_parallel_size,
         "max_num_seqs": max_num_seqs,
+        "embeddings": embeddings_shown(*embeddings),
         "process": process_shown(process),
         "limits": limits_shown(limits),
     })

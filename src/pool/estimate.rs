@@ -5,7 +5,7 @@
 //! here: the decision (`ledger`), models that other programs run (`estimate_foreign`).
 
 use super::ledger::{DeviceId, MemorySource, ModelMemory};
-use super::overrides::Estimate;
+use super::sizes::{Estimate, SizeShape};
 use crate::backend::PAGE_TOKENS;
 use crate::config::EngineConfig;
 use crate::dtype::DType;
@@ -27,21 +27,24 @@ pub fn of_file(path: &Path, config: &EngineConfig) -> Result<Estimate, String> {
     let plan = spec.plan();
     let limits = EngineLimits::new(config, &spec, &plan).map_err(|error| error.to_string())?;
     let wanted = config.quantize.map(requantize::dtype_of);
-    // f16 keys and values.
-    let page_bytes = 2 * 2 * PAGE_TOKENS * plan.layers_per_page();
-    let page_bytes = page_bytes as u64 * u64::from(spec.n_kv_heads) * u64::from(spec.head_dim);
+    let shape = size_shape(&spec);
+    // f16 keys and values; those of values are filled up to whole vectors.
+    let head_len = u64::from(spec.head_dim) + u64::from(spec.head_dim.next_multiple_of(16));
+    let page_len = (PAGE_TOKENS * plan.layers_per_page()) as u64 * head_len;
+    let page_bytes = 2 * page_len * u64::from(spec.n_kv_heads);
     Ok(Estimate {
         memory: ModelMemory {
             device: DeviceId::Cpu,
             weight_bytes: weight_bytes(&file, wanted),
             kv_bytes: u64::from(limits.n_pages) * page_bytes,
-            scratch_bytes: scratch_bytes(&spec, &limits),
+            scratch_bytes: scratch_bytes(&shape, &limits) + thread_bytes(&spec),
             source: MemorySource::ArtifactSize,
         },
         kv_bytes_per_token: (page_bytes * plan.kv_groups(plan.default_loops) as u64)
             / PAGE_TOKENS as u64,
         trained_context: Some(spec.context_length),
         kv_tokens_max: Some(kv_tokens_max(plan.kv_groups(plan.default_loops))),
+        shape,
     })
 }
 
@@ -75,12 +78,38 @@ fn weight_bytes(file: &ModelFile, wanted: Option<DType>) -> u64 {
 }
 
 /// The buffers that grow with the rows of a pass, and logits.
-fn scratch_bytes(spec: &ModelSpec, limits: &EngineLimits) -> u64 {
+fn scratch_bytes(shape: &SizeShape, limits: &EngineLimits) -> u64 {
+    let logit_rows = u64::from(limits.max_sequences.min(limits.max_rows));
+    u64::from(limits.max_rows) * shape.row_bytes
+        + logit_rows * shape.sequence_bytes
+        + u64::from(limits.context_length) * shape.context_bytes
+}
+
+/// At most what the threads of the CPU work in: tiles, columns of attention, rows of their own.
+fn thread_bytes(spec: &ModelSpec) -> u64 {
+    let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    let heads = u64::from(spec.n_heads) * u64::from(spec.head_dim);
+    let widest = heads.max(spec.d_model.into());
+    n_threads * ((192 << 10) + 32 * widest + 512 * u64::from(spec.head_dim))
+}
+
+fn size_shape(spec: &ModelSpec) -> SizeShape {
     let f32_bytes = 4;
-    let (rows, d_model) = (u64::from(limits.max_rows), u64::from(spec.d_model));
+    let d_model = u64::from(spec.d_model);
     let heads = u64::from(spec.n_heads) * u64::from(spec.head_dim);
     // Hidden state, branch, input and its quantized form; queries and attention; the gated network.
     let per_row = 4 * d_model + 2 * heads + 2 * u64::from(spec.d_ff);
-    let logit_rows = u64::from(limits.max_sequences.min(limits.max_rows));
-    f32_bytes * (rows * per_row + logit_rows * u64::from(spec.vocab_size))
+    // What is injected at every loop, and states before a loop that may be the last.
+    let looped = match spec.plan().max_loops {
+        0 | 1 => 0,
+        _ => 2 * d_model,
+    };
+    // Attention of few rows in splits of 256 positions, which await merging.
+    let split = 8 * u64::from(spec.n_heads) * (u64::from(spec.head_dim) + 18);
+    SizeShape {
+        row_bytes: f32_bytes * (per_row + looped),
+        sequence_bytes: f32_bytes * u64::from(spec.vocab_size),
+        context_bytes: (f32_bytes * split).div_ceil(256),
+        rows_follow_context: spec.encoder.is_some(),
+    }
 }

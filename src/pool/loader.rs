@@ -13,10 +13,10 @@ use super::model::{
     EmbeddingMeta, LoadPhase, LoadedModel, LoadingModel, LoopRange, ModelMeta, RuntimeWatch,
     WindowRange,
 };
-use super::overrides::Estimate;
+use super::sizes::Estimate;
 use super::{estimate, estimate_foreign, facts};
 use crate::chat::Family;
-use crate::config::{EngineConfig, FakeConfig, ModelConfig, ModelSource};
+use crate::config::{Embeddings, EngineConfig, FakeConfig, ModelConfig, ModelSource};
 use crate::engine::arbiter::{DeviceArbiter, DeviceShare};
 use crate::format::ModelFile;
 use crate::model::{self, DeclaredPooling};
@@ -192,7 +192,8 @@ fn watched(factory: ReplicaFactory, watch: RuntimeWatch) -> ReplicaFactory {
 }
 
 /// What processes of ours hold after the load, where they held nothing before, in the place of what was
-/// estimated: KV as estimated, the rest as weights and scratch. An estimate for a GPU stays one.
+/// estimated: KV as estimated, the rest as weights and scratch. Buffers of passes hold memory only once
+/// traffic has filled them, so that scratch is never less than was estimated. An estimate for a GPU stays one.
 fn measured(estimate: ModelMemory, resident_bytes: Option<u64>) -> ModelMemory {
     let Some(bytes) = resident_bytes.filter(|_| estimate.device == DeviceId::Cpu) else {
         return estimate;
@@ -202,7 +203,7 @@ fn measured(estimate: ModelMemory, resident_bytes: Option<u64>) -> ModelMemory {
     ModelMemory {
         weight_bytes,
         kv_bytes,
-        scratch_bytes: bytes - kv_bytes - weight_bytes,
+        scratch_bytes: (bytes - kv_bytes - weight_bytes).max(estimate.scratch_bytes),
         source: MemorySource::MeasuredLoadDelta,
         ..estimate
     }
@@ -255,6 +256,12 @@ fn elsewhere(
     absent: Option<AbsentFactory>,
 ) -> Recipe {
     let backend = source.backend();
+    let embeddings = match source {
+        ModelSource::LlamaServer(child) => child.embeddings(),
+        ModelSource::OpenaiRemote(remote) => remote.embeddings,
+        ModelSource::VllmServe(child) => child.embeddings(),
+        ModelSource::File(_) | ModelSource::Fake(_) => Embeddings::No,
+    };
     let (file, title, memory) = match source {
         ModelSource::LlamaServer(child) => {
             let memory = estimate_foreign::of_llama_server(child).memory;
@@ -280,6 +287,7 @@ fn elsewhere(
             file,
             fingerprint: format!("fp_{backend}"),
             backend: backend.to_owned(),
+            embeds_only: embeddings == Embeddings::Only,
             memory,
             ..ModelMeta::default()
         },
@@ -455,6 +463,7 @@ fn native_meta(
             max: runtime.plan().max_loops,
         },
         exit_rules: runtime.limits().exit_rules,
+        embeds_only: false,
         embedding: runtime.limits().pooling.map(|pooling| EmbeddingMeta {
             pooling,
             n_dimensions: spec.d_model,

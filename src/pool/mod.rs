@@ -6,7 +6,7 @@
 //! of its own), this file (the lock, the handle that others hold), `acquire` (a request looks for its
 //! model and may wait for it), `workers` (the threads that load, unload and watch for idleness),
 //! `loader` (from a configuration to an executor), `estimate` and `estimate_foreign` (bytes before a
-//! load), `overrides` (what a load may change), `definition` (the configuration as shown), `model` and `report` (what others see), `gauges` (metrics).
+//! load), `overrides` (what a load may change) with `sizes` (how much of it fits), `definition` (the configuration as shown), `model` and `report` (what others see), `gauges` (metrics).
 //!
 //! # Synchronization
 //!
@@ -40,6 +40,7 @@ mod registry;
 mod reload;
 mod report;
 mod reports;
+mod sizes;
 pub mod state;
 mod workers;
 
@@ -62,7 +63,7 @@ use crate::runtime::native::BackendKind;
 use crate::scheduler::Metrics;
 use entry::{Action, Activity, Entry, Limits};
 use gauges::Gauges;
-use ledger::{DeviceId, MemorySource};
+use ledger::{DeviceId, MemorySource, ModelMemory};
 use overrides::{Known, OverrideError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use registry::Registry;
@@ -475,13 +476,22 @@ impl Shared {
 
     /// What the ranges of overrides depend on.
     fn known(&self, config: &ModelConfig) -> Known {
-        let estimate = self.estimate(config);
+        let (estimate, measured) = self.estimates(config);
         let limit_bytes = self.registry.lock().limits().of(estimate.memory.device);
-        Known::of(&estimate, config.lifecycle.replicas, limit_bytes)
+        Known::of(&estimate, measured, config.lifecycle.replicas, limit_bytes)
     }
 
-    /// As measured when it was last loaded so, else as its file says, which is looked at once.
+    /// As measured when it was last loaded so, else as its file says.
     fn estimate(&self, config: &ModelConfig) -> Estimate {
+        let (estimate, measured) = self.estimates(config);
+        Estimate {
+            memory: measured.unwrap_or(estimate.memory),
+            ..estimate
+        }
+    }
+
+    /// What its file says, which is looked at once, and what was measured when it was last loaded so.
+    fn estimates(&self, config: &ModelConfig) -> (Estimate, Option<ModelMemory>) {
         let (measured, estimated) = {
             let registry = self.registry.lock();
             let entry = registry.find(&config.name);
@@ -491,7 +501,7 @@ impl Shared {
                 entry.and_then(|entry| entry.estimated_for(config)),
             )
         };
-        let mut estimate = estimated.unwrap_or_else(|| {
+        let estimate = estimated.unwrap_or_else(|| {
             let estimate = self.loader.estimate(config);
             if estimate.memory.source != MemorySource::Unavailable
                 && let Some(entry) = self.registry.lock().find_mut(&config.name)
@@ -500,10 +510,7 @@ impl Shared {
             }
             estimate
         });
-        if let Some(memory) = measured {
-            estimate.memory = memory;
-        }
-        estimate
+        (estimate, measured)
     }
 
     fn unload(self: &Arc<Self>, id: &str, drain: Duration) -> Result<RuntimeState, PoolError> {

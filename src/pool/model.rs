@@ -45,6 +45,8 @@ pub struct ModelMeta {
     pub loops: LoopRange,
     /// Rules by which their tokens may leave the loop early.
     pub exit_rules: ExitRules,
+    /// It makes nothing but embeddings, in another program.
+    pub embeds_only: bool,
     /// Its embeddings; None where it makes none, or nobody knows.
     pub embedding: Option<EmbeddingMeta>,
     /// Attention windows that requests may ask for.
@@ -97,7 +99,7 @@ impl ModelMeta {
     /// Whether it cannot generate.
     #[must_use]
     pub fn makes_only_embeddings(&self) -> bool {
-        self.embedding.is_some_and(|embedding| embedding.is_only)
+        self.embeds_only || self.embedding.is_some_and(|embedding| embedding.is_only)
     }
 
     /// What it is for, as LM Studio names it.

@@ -5,14 +5,16 @@
 //! anywhere, and the next load begins with the configuration again. Every source says here which
 //! fields it takes ([`constraints`]); what it does not list is refused by name. The ranges are those
 //! that can be loaded, as far as that is known before ([`Known`]): the model's own context, what the
-//! device may hold. A field's range may depend on the fields before it in the list, which is the order
-//! in which they are taken over. What is not here: parsing of bodies (`http`), what is shown of the
+//! device may hold (`sizes`). A field's range may depend on the others of the same load. A flag in
+//! `extra_args` that says the same as a field gives way to its override. What is not here: parsing of bodies (`http`), what is shown of the
 //! configuration itself (`definition`).
 
 use super::estimate_foreign::SLOT_TOKENS;
-use super::ledger::ModelMemory;
-use crate::backend::{CacheWindow, PAGE_TOKENS};
-use crate::config::{EngineConfig, ModelConfig, ModelSource, TargetInflight, VllmServeConfig};
+pub use super::sizes::{Estimate, Known, SizeShape};
+use super::sizes::{LlamaSizes, NativeSizes, largest};
+use crate::config::{
+    EngineConfig, LlamaServerConfig, ModelConfig, ModelSource, TargetInflight, VllmServeConfig,
+};
 use serde_json::{Map, Value, json};
 
 /// Most jobs at once that a field may ask for.
@@ -76,6 +78,15 @@ impl FieldRange {
                 is_in(*min, *max) || value.as_str() == Some(*word)
             }
             Self::OneOf(words) => value.as_str().is_some_and(|word| words.contains(&word)),
+        }
+    }
+
+    /// Whether it is a word or number such as the field takes, in its range or not.
+    fn is_of_kind(&self, value: &Value) -> bool {
+        match self {
+            Self::Integer { .. } => value.is_u64(),
+            Self::IntegerOr { .. } => value.is_u64() || value.is_string(),
+            Self::OneOf(_) => value.is_string(),
         }
     }
 
@@ -176,95 +187,33 @@ fn integer(field: &'static str, min: u64, max: u64) -> FieldConstraint {
     }
 }
 
-/// What is known of a model before it is loaded; the default is nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
-    /// Weights and scratch buffers of one replica.
-    pub fixed_bytes: u64,
-    /// All that one replica holds as it is configured, KV too; 0 = unknown.
-    pub replica_bytes: u64,
-    /// Of one token at the default depth; 0 = unknown.
-    pub kv_bytes_per_token: u64,
-    /// Longest context that the model was made for.
-    pub trained_context: Option<u32>,
-    /// Most tokens that its KV pool could count.
-    pub kv_tokens_max: Option<u64>,
-    /// What models may hold on its device; `u64::MAX` = no limit.
-    pub limit_bytes: u64,
-}
-
-impl Default for Known {
-    fn default() -> Self {
-        Self {
-            fixed_bytes: 0,
-            replica_bytes: 0,
-            kv_bytes_per_token: 0,
-            trained_context: None,
-            kv_tokens_max: None,
-            limit_bytes: u64::MAX,
-        }
-    }
-}
-
-impl Known {
-    /// From an estimate over so many replicas and the limit of its device.
-    #[must_use]
-    pub fn of(estimate: &Estimate, n_replicas: u32, limit_bytes: u64) -> Self {
-        let memory = &estimate.memory;
-        let fixed = memory.weight_bytes.saturating_add(memory.scratch_bytes);
-        Self {
-            fixed_bytes: fixed / u64::from(n_replicas.max(1)),
-            replica_bytes: memory.total_bytes() / u64::from(n_replicas.max(1)),
-            kv_bytes_per_token: estimate.kv_bytes_per_token,
-            trained_context: estimate.trained_context,
-            kv_tokens_max: estimate.kv_tokens_max,
-            limit_bytes,
-        }
-    }
-
-    /// Replicas that an empty device could hold; at least one.
-    fn replicas_most(&self) -> u64 {
-        match self.limit_bytes {
-            u64::MAX => u64::MAX,
-            limit => (limit / self.replica_bytes.max(self.fixed_bytes).max(1)).max(1),
-        }
-    }
-
-    /// The same where the size of a replica's KV is overridden too: that is checked against the rest.
-    fn with_any_kv(&self) -> Self {
-        Self {
-            replica_bytes: self.fixed_bytes,
-            ..*self
-        }
-    }
-
-    /// Bytes of KV that each of so many replicas could have on an empty device.
-    fn kv_bytes_most(&self, n_replicas: u32) -> u64 {
-        match self.limit_bytes {
-            u64::MAX => BYTES_MAX,
-            limit => (limit / u64::from(n_replicas.max(1))).saturating_sub(self.fixed_bytes),
-        }
-    }
-
-    /// The same in tokens.
-    fn kv_tokens_most(&self, n_replicas: u32) -> u64 {
-        let by_bytes = match self.kv_bytes_per_token {
-            0 => u64::MAX,
-            each => self.kv_bytes_most(n_replicas) / each,
-        };
-        let most = by_bytes.min(self.kv_tokens_max.unwrap_or(u64::MAX));
-        most.min(1 << 40)
-    }
-
-    fn context_most(&self) -> u64 {
-        self.trained_context.map_or(TOKENS_MAX, u64::from)
-    }
-}
-
 /// What a load of this model may override. An upper end is never below the lower one: a model that
 /// does not fit at all is refused for want of room, with the numbers.
 #[must_use]
 pub fn constraints(config: &ModelConfig, known: &Known) -> LoadConstraints {
+    let config = settled(config);
+    ranges(&config, &config, &LoadOverride::default(), known)
+}
+
+/// With what `extra_args` say of fields in the fields: there an override finds it.
+fn settled(config: &ModelConfig) -> ModelConfig {
+    let mut config = config.clone();
+    match &mut config.source {
+        ModelSource::LlamaServer(child) => *child = child.settled(),
+        ModelSource::VllmServe(child) => *child = child.settled(),
+        ModelSource::File(_) | ModelSource::OpenaiRemote(_) | ModelSource::Fake(_) => {}
+    }
+    config
+}
+
+/// Each field's range beside the others as they stand in `config`. `estimated`: what `known` speaks of;
+/// `asked`: which fields the same load overrides.
+fn ranges(
+    config: &ModelConfig,
+    estimated: &ModelConfig,
+    asked: &LoadOverride,
+    known: &Known,
+) -> LoadConstraints {
     let replica_max = u64::from(config.lifecycle.replica_max.max(1)).min(known.replicas_most());
     let target = FieldConstraint {
         field: "target_inflight",
@@ -280,25 +229,24 @@ pub fn constraints(config: &ModelConfig, known: &Known) -> LoadConstraints {
         integer("max_queue_depth", 0, 1 << 20),
     ];
     let n_replicas = config.lifecycle.replicas;
-    match &config.source {
-        ModelSource::File(_) => fields.extend(native_fields(config, known)),
-        ModelSource::LlamaServer(child) => {
-            let held_most = known.kv_tokens_most(n_replicas);
-            let slots = u64::from(child.slots_usual()).max(1);
-            // Of one request; each slot is rounded up.
-            let fits = (held_most / slots).min(TOKENS_MAX / slots);
-            let most = known
-                .context_most()
-                .min(fits / SLOT_TOKENS * SLOT_TOKENS)
-                .max(SLOT_TOKENS);
-            let slots_most = (held_most / SLOT_TOKENS).clamp(1, LLAMA_SLOTS_MAX);
-            fields.extend([
-                integer("slots", 1, slots_most),
-                // It aborts when it is asked for one token.
-                integer("context_length", SLOT_TOKENS, most),
-            ]);
+    match (&config.source, &estimated.source) {
+        (ModelSource::File(_), _) => {
+            let sizes = NativeSizes {
+                known,
+                estimated: &estimated.engine,
+                n_replicas,
+            };
+            fields.extend(native_fields(&config.engine, &sizes, asked));
         }
-        ModelSource::VllmServe(child) => {
+        (ModelSource::LlamaServer(child), ModelSource::LlamaServer(estimated)) => {
+            let sizes = LlamaSizes {
+                known,
+                estimated,
+                n_replicas,
+            };
+            fields.extend(llama_fields(child, &sizes, asked));
+        }
+        (ModelSource::VllmServe(child), _) => {
             let least = vllm_kv_bytes_least(child, known);
             let most = known.kv_bytes_most(n_replicas).max(least);
             fields.extend([
@@ -311,29 +259,59 @@ pub fn constraints(config: &ModelConfig, known: &Known) -> LoadConstraints {
                 },
             ]);
         }
-        ModelSource::OpenaiRemote(_) => fields.push(integer("max_inflight", 1, JOBS_MAX)),
-        ModelSource::Fake(_) => {}
+        (ModelSource::OpenaiRemote(_), _) => fields.push(integer("max_inflight", 1, JOBS_MAX)),
+        (ModelSource::LlamaServer(_) | ModelSource::Fake(_), _) => {}
     }
     LoadConstraints(fields)
 }
 
+/// Of one request; each slot is rounded up.
+fn llama_fields(
+    child: &LlamaServerConfig,
+    sizes: &LlamaSizes<'_>,
+    asked: &LoadOverride,
+) -> [FieldConstraint; 2] {
+    let slots = u64::from(child.slots_usual()).max(1);
+    let fits = |n: u64| sizes.fit(slots, Some(n.saturating_mul(SLOT_TOKENS)));
+    let most = sizes.known.context_most().min(TOKENS_MAX / slots) / SLOT_TOKENS;
+    let context_most = largest(1, most, fits).saturating_mul(SLOT_TOKENS);
+    // Beside another context its smallest: that is checked after it.
+    let context = asked
+        .0
+        .contains_key("context_length")
+        .then_some(SLOT_TOKENS);
+    let slots_most = largest(1, LLAMA_SLOTS_MAX, |n| sizes.fit(n, context));
+    [
+        integer("slots", 1, slots_most),
+        // It aborts when it is asked for one token.
+        integer("context_length", SLOT_TOKENS, context_most),
+    ]
+}
+
 /// The fields of the built-in engine. What its limits refuse is out of range here (`engine/limits`).
-fn native_fields(config: &ModelConfig, known: &Known) -> [FieldConstraint; 5] {
-    let engine = &config.engine;
-    let most = known.kv_tokens_most(config.lifecycle.replicas);
+fn native_fields(
+    engine: &EngineConfig,
+    sizes: &NativeSizes<'_>,
+    asked: &LoadOverride,
+) -> [FieldConstraint; 5] {
+    let known = sizes.known;
     let n_cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    // With a window a context may be longer than the pool.
-    let held_most = match (engine.cache_window, engine.kv_tokens) {
-        (0, Some(kv_tokens)) => kv_tokens.min(most),
-        (0, None) => most,
-        (_, _) => u64::MAX,
+    let with_context = |n_tokens: u64| {
+        let mut engine = engine.clone();
+        engine.context_length = u32::try_from(n_tokens).ok();
+        if asked.0.contains_key("kv_tokens") || asked.0.contains_key("kv_bytes") {
+            // The pool is checked after it, against this context.
+            engine.kv_tokens = Some(sizes.kv_tokens_least(&engine));
+        }
+        // With a window a context may be longer than the pool.
+        let is_held = sizes.kv_tokens_least(&engine) <= engine.kv_tokens.unwrap_or(u64::MAX);
+        is_held && sizes.fit(&engine)
     };
     let context_least = u64::from(engine.cache_window.max(1));
-    let context_most = known.context_most().min(held_most).max(context_least);
-    let kv_least = kv_tokens_least(engine, known);
-    let kv_most = most.max(kv_least);
-    let each = known.kv_bytes_per_token;
-    let (bytes_least, bytes_most) = match each {
+    let context_most = largest(context_least, known.context_most(), with_context);
+    let kv_least = sizes.kv_tokens_least(engine);
+    let kv_most = sizes.kv_tokens_most(engine).max(kv_least);
+    let (bytes_least, bytes_most) = match known.kv_bytes_per_token {
         0 => (1, BYTES_MAX),
         each => (
             kv_least.saturating_mul(each),
@@ -341,40 +319,19 @@ fn native_fields(config: &ModelConfig, known: &Known) -> [FieldConstraint; 5] {
             kv_most.saturating_mul(each).saturating_add(each - 1),
         ),
     };
+    let with_sequences = |n: u64| {
+        sizes.fit(&EngineConfig {
+            max_sequences: u32::try_from(n).unwrap_or(u32::MAX),
+            ..engine.clone()
+        })
+    };
     [
         integer("threads", 1, n_cores),
         integer("context_length", context_least, context_most),
         integer("kv_tokens", kv_least, kv_most),
         integer("kv_bytes", bytes_least, bytes_most),
-        integer("max_sequences", 1, sequences_most(engine, known, most)),
+        integer("max_sequences", 1, largest(1, JOBS_MAX, with_sequences)),
     ]
-}
-
-/// Where nobody sets the size of the KV pool it is a quarter of a context for each sequence, as
-/// `engine/limits` has it; the pool may have `kv_tokens_most`.
-fn sequences_most(engine: &EngineConfig, known: &Known, kv_tokens_most: u64) -> u64 {
-    let usual = u64::from(EngineConfig::CONTEXT_DEFAULT).min(known.context_most());
-    let context = engine.context_length.map_or(usual, u64::from).max(1);
-    match engine.kv_tokens {
-        Some(_) => JOBS_MAX,
-        None => (kv_tokens_most.saturating_mul(4) / context).clamp(1, JOBS_MAX),
-    }
-}
-
-/// The smallest KV pool: one context in its window. A context that nobody set shrinks with the pool.
-fn kv_tokens_least(engine: &EngineConfig, known: &Known) -> u64 {
-    let page = PAGE_TOKENS as u64;
-    let context = match (engine.context_length, engine.cache_window) {
-        (Some(context), _) => context,
-        (None, 0) => return page,
-        (None, _) => EngineConfig::CONTEXT_DEFAULT.min(known.context_most() as u32),
-    };
-    let window = CacheWindow {
-        tokens: engine.cache_window,
-        n_kept: 0,
-    };
-    let n_blocks = window.blocks_max(context as usize, 1) as u64;
-    u64::from(context).min(n_blocks.saturating_mul(page)).max(1)
 }
 
 /// vLLM refuses to start where one context does not fit. Its bytes are those of one GPU.
@@ -393,15 +350,14 @@ pub fn apply(
     overrides: &LoadOverride,
     known: &Known,
 ) -> Result<ModelConfig, OverrideError> {
-    let listed: Vec<&'static str> = {
-        let all = constraints(config, known).0;
-        all.iter().map(|one| one.field).collect()
-    };
-    let is_listed = |field: &String| listed.contains(&field.as_str());
+    let configured = settled(config);
+    let listed = constraints(&configured, known).0;
+    let names: Vec<&'static str> = listed.iter().map(|one| one.field).collect();
+    let is_listed = |field: &String| names.contains(&field.as_str());
     if let Some(field) = overrides.0.keys().find(|field| !is_listed(field)) {
         return Err(OverrideError::Unknown {
             field: field.clone(),
-            known: listed,
+            known: names,
         });
     }
     if overrides.0.contains_key("kv_tokens") && overrides.0.contains_key("kv_bytes") {
@@ -419,27 +375,26 @@ pub fn apply(
         true => known.with_any_kv(),
         false => *known,
     };
-    let mut config = config.clone();
-    if overrides.0.contains_key("kv_tokens") || overrides.0.contains_key("kv_bytes") {
-        config.engine.kv_tokens = None; // what it was does not limit the context any more
-    }
-    for field in listed {
-        let Some(value) = overrides.0.get(field) else {
-            continue;
-        };
-        // With what was taken over before it.
-        let now = constraints(&config, known).0;
-        let range = now.into_iter().find(|one| one.field == field);
-        if let Some(FieldConstraint { range, .. }) = range
-            && !range.takes(value)
+    let mut config = configured.clone();
+    for one in &listed {
+        // What no number of the kind could be is refused below.
+        if let Some(value) = overrides.0.get(one.field)
+            && one.range.is_of_kind(value)
         {
+            put(&mut config, one.field, value, known.kv_bytes_per_token);
+        }
+    }
+    // Each with all the others in place.
+    let listed = ranges(&config, &configured, overrides, known).0;
+    for FieldConstraint { field, range } in listed {
+        let value = overrides.0.get(field);
+        if let Some(value) = value.filter(|value| !range.takes(value)) {
             return Err(OverrideError::OutOfRange {
                 field,
                 value: shown(value),
                 range: range.text(),
             });
         }
-        put(&mut config, field, value, known.kv_bytes_per_token);
     }
     Ok(config)
 }
@@ -474,15 +429,28 @@ fn put(config: &mut ModelConfig, field: &str, value: &Value, kv_bytes_per_token:
             let slots = child.slots_usual();
             child.slots = Some(slots);
             child.ctx_size = Some(number_u32.saturating_mul(slots));
+            child.process.drop_flag(LlamaServerConfig::SLOT_FLAGS);
+            child.process.drop_flag(LlamaServerConfig::CONTEXT_FLAGS);
         }
-        (ModelSource::LlamaServer(child), "slots") => child.slots = Some(number_u32),
+        (ModelSource::LlamaServer(child), "slots") => {
+            child.slots = Some(number_u32);
+            child.process.drop_flag(LlamaServerConfig::SLOT_FLAGS);
+        }
         (ModelSource::VllmServe(child), "context_length") => {
             child.max_model_len = Some(number_u32);
+            child.process.drop_flag(VllmServeConfig::CONTEXT_FLAGS);
         }
-        (ModelSource::VllmServe(child), "kv_bytes") => child.kv_cache_memory_bytes = Some(number),
-        (ModelSource::VllmServe(child), "max_num_seqs") => child.max_num_seqs = number_u32,
+        (ModelSource::VllmServe(child), "kv_bytes") => {
+            child.kv_cache_memory_bytes = Some(number);
+            child.process.drop_flag(VllmServeConfig::KV_FLAGS);
+        }
+        (ModelSource::VllmServe(child), "max_num_seqs") => {
+            child.max_num_seqs = number_u32;
+            child.process.drop_flag(VllmServeConfig::SEQS_FLAGS);
+        }
         (ModelSource::VllmServe(child), "dtype") => {
             child.dtype = value.as_str().map(str::to_owned);
+            child.process.drop_flag(VllmServeConfig::DTYPE_FLAGS);
         }
         (ModelSource::OpenaiRemote(remote), "max_inflight") => remote.max_inflight = number_u32,
         (_, _) => {}
@@ -496,18 +464,4 @@ fn shown(value: &Value) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
-}
-
-/// What a model is thought to hold before it was ever loaded, and what its files say of it: see
-/// `estimate`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Estimate {
-    /// Over all replicas.
-    pub memory: ModelMemory,
-    /// Of one token at the default depth; 0 when unknown.
-    pub kv_bytes_per_token: u64,
-    /// Longest context that the model was made for.
-    pub trained_context: Option<u32>,
-    /// Most tokens that its KV pool could count.
-    pub kv_tokens_max: Option<u64>,
 }

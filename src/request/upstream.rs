@@ -17,6 +17,8 @@ pub enum UpstreamPrompt {
     Messages(Vec<Value>),
     /// A text to continue.
     Text(String),
+    /// Texts whose embeddings are asked for, at least one; each comes as one event, in their order.
+    Inputs(Vec<String>),
 }
 
 /// What a runtime without a tokenizer of ours is asked.
@@ -42,6 +44,7 @@ impl UpstreamCall {
         let n_bytes = match &self.prompt {
             UpstreamPrompt::Messages(messages) => messages.iter().map(text_bytes).sum(),
             UpstreamPrompt::Text(text) => text.len(),
+            UpstreamPrompt::Inputs(texts) => texts.iter().map(String::len).sum(),
         };
         u32::try_from(n_bytes / BYTES_PER_TOKEN)
             .unwrap_or(u32::MAX)

@@ -4,6 +4,7 @@
 //! Plain data. What is not here: which field of which route needs what (`http`), and how much a
 //! runtime holds (`Capability`).
 
+use crate::config::Embeddings;
 use std::fmt;
 
 /// Something that some runtimes can do and others can't.
@@ -147,6 +148,17 @@ impl Features {
             F::MultiTurn,
             F::StructuredOutput,
         ])
+    }
+
+    /// The same where the configuration says what the model makes.
+    #[must_use]
+    pub fn upstream_with(embeddings: Embeddings) -> Self {
+        let embeds = Self::of(&[Feature::Embeddings]);
+        match embeddings {
+            Embeddings::No => Self::upstream(),
+            Embeddings::Also => Self(Self::upstream().0 | embeds.0),
+            Embeddings::Only => embeds,
+        }
     }
 
     /// Without one.

@@ -86,7 +86,7 @@ pub fn start_until(
         context_length: props.default_generation_settings.n_ctx.unwrap_or(u32::MAX),
     };
     let upstream = Upstream::new(&name, server, max_inflight);
-    Ok(UpstreamRuntime::of_child(upstream, room, child))
+    Ok(UpstreamRuntime::of_child(upstream, room, child).making(config.embeddings()))
 }
 
 fn arguments(config: &LlamaServerConfig, port: u16) -> Vec<String> {
@@ -107,6 +107,7 @@ fn arguments(config: &LlamaServerConfig, port: u16) -> Vec<String> {
             all.extend([flag.to_owned(), count.to_string()]);
         }
     }
+    all.extend(config.embedding_flag().map(str::to_owned));
     all.extend(config.process.extra_args.iter().cloned());
     all
 }

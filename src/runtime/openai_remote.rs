@@ -35,7 +35,7 @@ pub fn open(
             .fetch(&config.health_path, HEALTH_WAIT)?;
     }
     let (upstream, room, asks_consent) = remote.into_parts();
-    Ok(UpstreamRuntime::remote(upstream, room, asks_consent))
+    Ok(UpstreamRuntime::remote(upstream, room, asks_consent).making(config.embeddings))
 }
 
 /// Replica `index` while its server does not answer: dead from the start.
@@ -49,7 +49,7 @@ pub fn absent(
     why: &str,
 ) -> Result<UpstreamRuntime, String> {
     let (upstream, room, asks_consent) = Remote::new(name, config, index)?.into_parts();
-    Ok(UpstreamRuntime::absent(upstream, room, asks_consent, why))
+    Ok(UpstreamRuntime::absent(upstream, room, asks_consent, why).making(config.embeddings))
 }
 
 /// What a replica is made of before its server was asked anything.

@@ -50,6 +50,7 @@ pub fn start_until(
     index: usize,
     give_up: &dyn Fn() -> bool,
 ) -> Result<UpstreamRuntime, String> {
+    let config = &config.settled();
     let port = free_port()?;
     let child_name = format!("{name}-{index}");
     let spec = ChildSpec {
@@ -88,7 +89,7 @@ pub fn start_until(
         context_length: context_length.unwrap_or(u32::MAX),
     };
     let upstream = Upstream::new(&child_name, server, config.max_num_seqs);
-    Ok(UpstreamRuntime::of_child(upstream, room, child))
+    Ok(UpstreamRuntime::of_child(upstream, room, child).making(config.embeddings()))
 }
 
 fn arguments(name: &str, config: &VllmServeConfig, port: u16) -> Vec<String> {
@@ -132,6 +133,7 @@ mod tests {
             tensor_parallel_size: Some(2),
             pipeline_parallel_size: Some(3),
             max_num_seqs: 8,
+            embeddings: Default::default(),
             process: Default::default(),
             limits: Default::default(),
         };

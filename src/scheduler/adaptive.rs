@@ -22,16 +22,27 @@
 //! outside of one the limit shrinks to seven tenths (multiplicative decrease: D.-M. Chiu and R. Jain, 1989),
 //! once per round.
 //!
-//! A round is a whole number of times the limit in completions, so that waves of jobs that began together do
+//! **Two measures.** Where requests are short a round is counted in completions; where they are long that
+//! would take hours to climb, and what comes out of the jobs while they run is measured instead, over some
+//! seconds in which the limit was full and next to none of them ended. Whichever is there first ends the round;
+//! both say tokens per second. A limit that was changed has taken effect, by the first measure, when as many
+//! jobs have ended as there may be of either, and by the second when exactly as many jobs run as it says, nearly
+//! all of which have brought something.
+//!
+//! A round in completions is a whole number of times the limit in completions, so that waves of jobs that began together do
 //! not tilt it, and at least some dozens, after as many as the limit that only flush out what ran
 //! under the limit before. Completions while there was too little work to fill the limit say nothing about it
 //! and begin the round anew, so an idle model keeps what it found. The limit is never below 1, nor above the
 //! maximum, which is the smaller of the configured one and the capability.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Fewest completions that a throughput is measured over.
 const COMPLETIONS_MIN: u32 = 32;
+/// Shortest time over which the tokens of running jobs are measured.
+const WINDOW: Duration = Duration::from_secs(5);
+/// Fewest tokens of each of them, meanwhile.
+const WINDOW_TOKENS: u64 = 32;
 /// A power so many times as high is better; less may be chance.
 const BETTER: f64 = 1.04;
 /// Rounds of rest between experiments.
@@ -64,6 +75,29 @@ struct Round {
     /// When the measurement began.
     began: Option<Instant>,
     units: u64,
+    /// The measurement of what comes out of running jobs.
+    window: Option<Window>,
+}
+
+/// Where the second measure began.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    began: Instant,
+    /// That the replica had brought by then.
+    n_tokens: u64,
+    /// Of the round's completions.
+    n_left: u32,
+}
+
+/// What a replica does, as it is looked at now and then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Glance {
+    /// Jobs that it holds.
+    pub n_jobs: u32,
+    /// Those of them that have brought something.
+    pub n_begun: u32,
+    /// Tokens, or pieces of text, that its jobs have ever brought.
+    pub n_tokens: u64,
 }
 
 /// See the module doc.
@@ -129,7 +163,50 @@ impl Adaptive {
                 self.round = measurement(self.limit, now);
             }
             // The first of a measurement only begins it.
+            None if is_full => {
+                let window = round.window;
+                self.round = Round {
+                    window,
+                    ..measurement(self.limit, now)
+                };
+            }
             _ => self.round = measurement(self.limit, now),
+        }
+    }
+
+    /// What the jobs that run have brought: for models whose requests take long.
+    pub fn progressed(&mut self, seen: Glance, now: Instant) {
+        let (limit, round) = (self.limit, &mut self.round);
+        if seen.n_jobs < limit || seen.n_begun == 0 {
+            round.window = None; // too little work says nothing about the limit
+            return;
+        }
+        let has_effect = seen.n_jobs == limit && seen.n_begun >= limit - limit / 16;
+        if round.n_settling > 0 {
+            if !has_effect {
+                return;
+            }
+            round.n_settling = 0;
+            round.began = Some(now);
+        }
+        let Some(window) = round.window else {
+            round.window = has_effect.then_some(Window {
+                began: now,
+                n_tokens: seen.n_tokens,
+                n_left: round.n_left,
+            });
+            return;
+        };
+        let elapsed = now.saturating_duration_since(window.began);
+        let n_tokens = seen.n_tokens.saturating_sub(window.n_tokens);
+        if elapsed < WINDOW || n_tokens < WINDOW_TOKENS * u64::from(limit) {
+            return;
+        }
+        // What jobs bring is uneven while they begin and end: next to none may, or so many that it evens
+        // out.
+        let n_ended = window.n_left.saturating_sub(round.n_left);
+        if n_ended.saturating_mul(4) <= limit || n_ended / 4 >= limit {
+            self.measured(n_tokens as f64 / elapsed.as_secs_f64());
         }
     }
 
@@ -248,6 +325,7 @@ fn round(n_settling: u32, limit: u32) -> Round {
         n_left: n_measured(limit),
         began: None,
         units: 0,
+        window: None,
     }
 }
 

@@ -155,3 +155,77 @@ fn an_idle_model_keeps_what_it_found() {
     assert!(before > 1);
     assert_eq!(adaptive.limit(), before);
 }
+
+impl Upstream {
+    /// Keeps the limit filled for so many seconds with jobs of minutes, looking at them twice a second; the
+    /// limits seen, one per look. A job brings nothing for its first two seconds.
+    fn serve_long(&mut self, adaptive: &mut Adaptive, seconds: u32) -> Vec<u32> {
+        const LOOK_S: f64 = 0.5;
+        let (mut limits, mut n_ended_tokens) = (Vec::new(), 0.0);
+        for _ in 0..2 * seconds {
+            while self.jobs.len() < adaptive.limit() as usize {
+                let length = 60 * self.random_length(); // a minute to three, at full speed
+                self.jobs.push((length as f64 + 2.0 * SPEED, length));
+            }
+            let speed = SPEED * (self.knee / self.jobs.len() as f64).min(1.0);
+            self.now += Duration::from_secs_f64(LOOK_S);
+            let mut n_jobs = self.jobs.len() as u32;
+            for job in &mut self.jobs {
+                job.0 -= speed * LOOK_S;
+            }
+            for job in self.jobs.extract_if(.., |job| job.0 <= 0.0) {
+                adaptive.completed(job.1, n_jobs, self.now);
+                n_jobs -= 1;
+                n_ended_tokens += job.1 as f64;
+            }
+            let brought = self.jobs.iter().map(|job| job.1 as f64 - job.0);
+            let brought: Vec<f64> = brought.filter(|n| *n > 0.0).collect();
+            let glance = Glance {
+                n_jobs,
+                n_begun: brought.len() as u32,
+                n_tokens: (n_ended_tokens + brought.iter().sum::<f64>()) as u64,
+            };
+            // As the driver does: free places are filled before the next look.
+            if self.jobs.len() >= adaptive.limit() as usize {
+                adaptive.progressed(glance, self.now);
+            }
+            limits.push(adaptive.limit());
+        }
+        limits
+    }
+}
+
+/// Of requests that take minutes not even one need end for the first step, nor some dozens for the climb.
+#[test]
+fn the_climb_happens_with_long_requests_too() {
+    for knee in [4.0, 12.0, 30.0] {
+        let mut upstream = Upstream::new(knee);
+        let mut adaptive = Adaptive::new(64);
+        let limits = upstream.serve_long(&mut adaptive, 30);
+        assert!(limits.iter().any(|&limit| limit > 1), "a step in 30 s");
+        let limits = upstream.serve_long(&mut adaptive, 150);
+        let most = limits.iter().max().expect("some");
+        assert!(f64::from(*most) >= 0.8 * knee, "{most} for {knee} in 3 min");
+        upstream.serve_long(&mut adaptive, 1200);
+        let found = mean(&upstream.serve_long(&mut adaptive, 2400));
+        let error = (found - knee).abs();
+        assert!(error <= 1.5 + 0.3 * knee, "{found} for a knee at {knee}");
+    }
+}
+
+#[test]
+fn long_requests_that_do_not_fill_the_limit_change_nothing() {
+    let mut adaptive = Adaptive::new(64);
+    let start = Instant::now();
+    adaptive.limit = 8;
+    adaptive.go(8, Phase::Base);
+    for seconds in 0..600_u32 {
+        let glance = Glance {
+            n_jobs: 3,
+            n_begun: 3,
+            n_tokens: u64::from(seconds) * 1000,
+        };
+        adaptive.progressed(glance, start + Duration::from_secs(seconds.into()));
+    }
+    assert_eq!(adaptive.limit(), 8);
+}

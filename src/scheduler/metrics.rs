@@ -8,6 +8,7 @@
 //! its own through [`Metrics::registry`].
 
 use super::admission::Loops;
+use super::counted::{COUNTED_ELSEWHERE, CountedElsewhere};
 use super::health::{Health, Setback};
 use super::lifecycle::{Lifecycle, Stamps};
 use super::record::{Ending, Record, SubmitOptions};
@@ -38,16 +39,6 @@ const GAP_BUCKETS: &[f64] = &[
 /// Tokens.
 const TOKEN_BUCKETS: &[f64] = &[
     1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0,
-];
-
-/// Monotonic values that runtimes and the queue count themselves, see [`CountedElsewhere`].
-#[rustfmt::skip]
-const COUNTED_ELSEWHERE: [(&str, &str); 5] = [
-    ("tinyloop_preemptions_total", "Running requests that lost their place to others: their slot to a higher priority, or their KV blocks."),
-    ("tinyloop_prefix_queries_total", "Prompts looked up in the prefix cache."),
-    ("tinyloop_prefix_hits_total", "Prompts of which a part was found in the prefix cache."),
-    ("tinyloop_loop_iterations_total", "Loops that tokens ran: one for every token in every pass of a model's core."),
-    ("tinyloop_loop_iterations_saved_total", "Loops that tokens did not run because they left the loop early."),
 ];
 
 /// The registry and its families.
@@ -439,60 +430,6 @@ pub(crate) struct ModelMetrics {
     /// What had been counted elsewhere at the last scrape. Guards plain numbers; two scrapes at
     /// once add each step once.
     scraped: Mutex<CountedElsewhere>,
-}
-
-/// Counts that the runtimes of one executor and its queue keep.
-#[derive(Clone, Copy, Default)]
-struct CountedElsewhere {
-    /// In the order of [`COUNTED_ELSEWHERE`].
-    counts: [u64; COUNTED_ELSEWHERE.len()],
-    rows: RowCounts,
-}
-
-impl CountedElsewhere {
-    fn of(snapshot: &Snapshot) -> Self {
-        let by_queue = Self {
-            counts: [snapshot.preemptions, 0, 0, 0, 0],
-            ..Self::default()
-        };
-        let replicas = snapshot.replicas.iter().map(|replica| &replica.status);
-        let counted = replicas.map(|status| Self {
-            counts: [
-                status.preemptions,
-                status.prefix_queries,
-                status.prefix_hits,
-                status.loop_iterations,
-                status.loop_iterations_saved,
-            ],
-            rows: status.row_counts,
-        });
-        counted.fold(by_queue, |sum, more| sum.zip(more, u64::saturating_add))
-    }
-
-    /// What was counted since `earlier`.
-    fn since(self, earlier: Self) -> Self {
-        self.zip(earlier, u64::saturating_sub)
-    }
-
-    /// Each the greater of both: a scrape with an older snapshot must not set anything back.
-    fn max(self, other: Self) -> Self {
-        self.zip(other, u64::max)
-    }
-
-    fn zip(self, other: Self, combine: fn(u64, u64) -> u64) -> Self {
-        let counts = |index| combine(self.counts[index], other.counts[index]);
-        Self {
-            counts: std::array::from_fn(counts),
-            rows: zip_rows(self.rows, other.rows, combine),
-        }
-    }
-}
-
-fn zip_rows(a: RowCounts, b: RowCounts, combine: fn(u64, u64) -> u64) -> RowCounts {
-    RowCounts {
-        buckets: std::array::from_fn(|index| combine(a.buckets[index], b.buckets[index])),
-        n_rows: combine(a.n_rows, b.n_rows),
-    }
 }
 
 fn observe(histogram: &Histogram, duration: Option<Duration>) {

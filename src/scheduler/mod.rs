@@ -27,6 +27,7 @@
 
 pub mod adaptive;
 pub mod admission;
+mod counted;
 pub(crate) mod dispatch;
 pub(crate) mod driver;
 pub mod estimate;

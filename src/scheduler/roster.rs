@@ -10,7 +10,7 @@
 //! What is not here: the runtimes (`fleet`), which jobs they have (`queue`), the rules (`health`, `adaptive`,
 //! `replica`).
 
-use super::adaptive::Adaptive;
+use super::adaptive::{Adaptive, Glance};
 use super::health::{Change, Health, RestartPolicy, pause};
 use super::replica::{ReplicaLoad, effective_target};
 use crate::config::{ExecutorConfig, TargetInflight};
@@ -26,6 +26,8 @@ struct Entry {
     paused_until: Option<Instant>,
     /// Times in a row that its upstream was full.
     n_overloads: u32,
+    /// Tokens of jobs that are not there any more.
+    n_tokens_ended: u64,
 }
 
 /// What is shown of a replica.
@@ -78,6 +80,7 @@ impl Roster {
                 .then(|| Adaptive::new(effective_target(target_max, capability.max_inflight))),
             paused_until: None,
             n_overloads: 0,
+            n_tokens_ended: 0,
         };
         let closed = ReplicaLoad {
             inflight: 0,
@@ -175,6 +178,33 @@ impl Roster {
         entry.n_overloads = 0;
         if let Some(adaptive) = &mut entry.adaptive {
             adaptive.completed(units, inflight, now);
+            self.loads[replica].target = adaptive.limit();
+        }
+    }
+
+    /// Whether anybody asks for [`Self::progressed`].
+    pub(crate) fn is_adaptive(&self) -> bool {
+        self.entries.iter().any(|entry| entry.adaptive.is_some())
+    }
+
+    /// A job left its replica, or its place there, after so many tokens.
+    pub(crate) fn left(&mut self, replica: usize, n_tokens: u32) {
+        let brought = &mut self.entries[replica].n_tokens_ended;
+        *brought = brought.saturating_add(n_tokens.into());
+    }
+
+    /// What the jobs that a replica holds do now; tokens of those that left are added here.
+    pub(crate) fn progressed(&mut self, replica: usize, running: Glance, now: Instant) {
+        let entry = &mut self.entries[replica];
+        if let Some(adaptive) = &mut entry.adaptive {
+            let n_tokens = running.n_tokens.saturating_add(entry.n_tokens_ended);
+            adaptive.progressed(
+                Glance {
+                    n_tokens,
+                    ..running
+                },
+                now,
+            );
             self.loads[replica].target = adaptive.limit();
         }
     }

@@ -162,7 +162,8 @@ pub struct TokenStream {
     receiver: Receiver,
     text: TextMaker,
     prompt_logprobs: Option<Vec<TokenLogprob>>,
-    embedding: Option<Vec<f32>>,
+    /// In the order of the inputs.
+    embeddings: Vec<Vec<f32>>,
     n_tokens: u32,
     /// Counts as of the last token; zeros for runtimes that send text.
     usage: Usage,
@@ -182,7 +183,7 @@ impl TokenStream {
                 held_text: Vec::new(),
             },
             prompt_logprobs: None,
-            embedding: None,
+            embeddings: Vec::new(),
             n_tokens: 0,
             usage: Usage::default(),
             ready: VecDeque::new(),
@@ -233,9 +234,10 @@ impl TokenStream {
         self.prompt_logprobs.as_deref()
     }
 
-    /// The embedding, if asked for; known at the end. The second call finds none.
-    pub fn take_embedding(&mut self) -> Option<Vec<f32>> {
-        self.embedding.take()
+    /// The embeddings, if asked for, in the order of the inputs; known at the end. The second call finds
+    /// none.
+    pub fn take_embeddings(&mut self) -> Vec<Vec<f32>> {
+        std::mem::take(&mut self.embeddings)
     }
 
     /// How it ended; None while it runs.
@@ -313,7 +315,7 @@ impl TokenStream {
                 self.prompt_logprobs = Some(entries);
             }
             Delivery::Event(GenerationEvent::Embedding(vector)) => {
-                self.embedding = Some(vector);
+                self.embeddings.push(vector);
             }
             Delivery::Event(GenerationEvent::Token {
                 token,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tinyloop::config::{ModelConfig, ModelSource, PoolConfig};
 use tinyloop::pool::ledger::MemorySource;
-use tinyloop::pool::{LoadOverride, LoadedModel, Pool, RuntimeState};
+use tinyloop::pool::{LoadOverride, LoadedModel, Pool, PoolError, RuntimeState};
 use tinyloop::request::GenerationRequest;
 use tinyloop::scheduler::{Metrics, SubmitOptions, Ticket};
 
@@ -154,5 +154,55 @@ fn overrides_that_the_model_cannot_be_loaded_with_are_refused_before_they_are_tr
             pool.wait_settled("tiny", PATIENCE),
             Some(RuntimeState::Unloaded)
         );
+    }
+}
+
+/// The largest sizes that are told of a load are such that it is taken and stays, also where the device
+/// is nearly full; one more is out of range, not a conflict.
+#[test]
+fn the_upper_ends_that_are_told_can_be_loaded_under_a_tight_limit() {
+    let mut config = tiny();
+    config.lifecycle.replicas = 1;
+    config.engine.max_sequences = 16;
+    let needed = {
+        let pool = pool();
+        pool.add(config.clone()).expect("the name is new");
+        pool.report("tiny").expect("configured").memory
+    };
+    // Room for the weights, the buffers and a part of the usual pool.
+    let fixed = needed.weight_bytes + needed.scratch_bytes;
+    for part in [3, 5, 9] {
+        let limits = PoolConfig {
+            cpu_bytes: Some(fixed + needed.kv_bytes * part / 10),
+            ..PoolConfig::default()
+        };
+        let pool = Pool::with_config(Arc::new(Metrics::new()), limits);
+        pool.add(config.clone()).expect("the name is new");
+        for field in ["context_length", "kv_tokens", "kv_bytes", "max_sequences"] {
+            let ranges = pool.report("tiny").expect("configured").load_constraints;
+            let most = ranges.to_json()[field]["max"].as_u64().expect("a number");
+            let asked = |value: u64| {
+                let mut fields = serde_json::Map::new();
+                fields.insert(field.to_owned(), json!(value));
+                pool.load("tiny", &LoadOverride(fields))
+            };
+            let more = asked(most + 1);
+            assert!(
+                matches!(more, Err(PoolError::Override(_))),
+                "{field}: {more:?}"
+            );
+            asked(most).unwrap_or_else(|error| panic!("{part}: {field} = {most}: {error}"));
+            let state = pool.wait_settled("tiny", PATIENCE);
+            let why = pool.report("tiny").expect("configured").last_error;
+            assert_eq!(
+                state,
+                Some(RuntimeState::Loaded),
+                "{part}: {field} = {most}: {why:?}"
+            );
+            pool.unload("tiny", Some(Duration::ZERO))
+                .expect("it is there");
+            let state = pool.wait_settled("tiny", PATIENCE);
+            assert_eq!(state, Some(RuntimeState::Unloaded), "{field}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use crate::support::{Bench, model};
 use serde_json::{Value, json};
 use tinyloop::config::{ModelConfig, ModelSource, TargetInflight};
-use tinyloop::pool::overrides::{Known, apply, constraints};
+use tinyloop::pool::overrides::{Known, SizeShape, apply, constraints};
 use tinyloop::pool::{LoadOverride, PoolError, RuntimeState};
 
 fn overrides(of: &Value) -> LoadOverride {
@@ -18,6 +18,12 @@ const KNOWN: Known = Known {
     trained_context: Some(2048),
     kv_tokens_max: None,
     limit_bytes: 60_000,
+    shape: SizeShape {
+        row_bytes: 0,
+        sequence_bytes: 0,
+        context_bytes: 0,
+        rows_follow_context: false,
+    },
 };
 
 fn native() -> ModelConfig {
@@ -64,12 +70,13 @@ fn everything_else_is_refused_by_name_and_range() {
         (json!({"target_inflight": "many"}), "target_inflight", "or \"auto\""),
         (json!({"dtype": "f16"}), "dtype", "cannot be overridden at load; this model takes replicas,"),
         (json!({"kv_tokens": 50, "kv_bytes": 500}), "kv_tokens", "give one of them"),
-        (json!({"kv_bytes": 1}), "kv_bytes", "'kv_bytes' is 1; it must be a whole number from 160 to 50009"),
-        (json!({"kv_tokens": 5001}), "kv_tokens", "from 16 to 5000"),
+        (json!({"kv_bytes": 1}), "kv_bytes", "'kv_bytes' is 1; it must be a whole number from 160 to 49929"),
+        (json!({"kv_tokens": 5001}), "kv_tokens", "from 16 to 4992"),
         (json!({"kv_tokens": 5000, "replicas": 2}), "kv_tokens", "from 16 to 2000"),
-        (json!({"context_length": 4096}), "context_length", "from 1 to 2048"),
-        (json!({"context_length": 1000, "kv_tokens": 999}), "kv_tokens", "from 1000 to 5000"),
-        (json!({"context_length": 0}), "context_length", "from 1 to 2048"),
+        (json!({"context_length": 4096}), "context_length", "from 1 to 1248"),
+        (json!({"context_length": 1000, "kv_tokens": 999}), "kv_tokens", "from 1000 to 4992"),
+        (json!({"context_length": 0}), "context_length", "from 1 to 1248"),
+        (json!({"context_length": 2049, "max_sequences": 4}), "context_length", "from 1 to 2048"),
         (json!({"threads": 1000}), "threads", "from 1 to"),
     ];
     for (of, field, text) in table {
@@ -231,4 +238,42 @@ fn upper_ends_are_within_the_limit_of_the_device() {
     );
     assert_eq!(most(&native(), &Known::default(), "replicas"), 8);
     assert_eq!(most(&native(), &Known::default(), "max_sequences"), 4096);
+}
+
+/// A flag in `extra_args` that says the same as a field gives way to an override of it.
+#[test]
+fn flags_that_say_the_same_give_way_to_an_override() {
+    let known = Known::default();
+    let llama = "file = \"x.gguf\"\n[process]\nextra_args = [\"-c\", \"8192\", \"--jinja\", \
+                 \"--parallel\", \"8\", \"-np\", \"6\"]";
+    let llama = ModelSource::LlamaServer(toml::from_str(llama).expect("valid"));
+    let llama = ModelConfig::new("l", llama);
+    let told = |of: Value| {
+        let config = apply(&llama, &overrides(&of), &known).expect("in range");
+        match config.source {
+            ModelSource::LlamaServer(child) => {
+                assert_eq!(child.process.extra_args, ["--jinja"], "{of}");
+                (child.slots, child.ctx_size)
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    // The slots of the flags count for the context of each.
+    let context = json!({"context_length": 1024});
+    assert_eq!(told(context), (Some(6), Some(6144)));
+    assert_eq!(told(json!({"slots": 2})), (Some(2), Some(8192)));
+    let both = json!({"slots": 2, "context_length": 512});
+    assert_eq!(told(both), (Some(2), Some(1024)));
+    let vllm = "model = \"m\"\n[process]\nextra_args = [\"--max_num_seqs=4\", \"--dtype\", \"half\", \
+                \"--max-model-len\", \"1k\", \"--enforce-eager\"]";
+    let vllm = ModelSource::VllmServe(toml::from_str(vllm).expect("valid"));
+    let vllm = ModelConfig::new("v", vllm);
+    let of = overrides(&json!({"max_num_seqs": 9, "context_length": 100}));
+    let config = apply(&vllm, &of, &known).expect("in range");
+    let ModelSource::VllmServe(child) = config.source else {
+        panic!("it is one still");
+    };
+    assert_eq!((child.max_num_seqs, child.max_model_len), (9, Some(100)));
+    assert_eq!(child.dtype.as_deref(), Some("half"));
+    assert_eq!(child.process.extra_args, ["--enforce-eager"]);
 }

@@ -14,6 +14,7 @@ mod client;
 mod children;
 mod circuits;
 mod conformance;
+mod embeddings;
 mod faults;
 mod front;
 mod scripted;

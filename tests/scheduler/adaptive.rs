@@ -124,3 +124,27 @@ fn the_configured_maximum_holds() {
     let found = upstream.run(10);
     assert!((3.0..=4.0).contains(&found), "{found}");
 }
+
+/// Requests of minutes: the target climbs by what they bring while they run, before a single one has ended.
+#[test]
+fn long_requests_raise_the_target_before_one_of_them_ends() {
+    let config = ExecutorConfig {
+        target_inflight: Some(TargetInflight::Auto),
+        ..ExecutorConfig::default()
+    };
+    let bench = Bench::stepped(40, config);
+    let streams: Vec<_> = (0..40).map(|_| bench.stream(request(4000))).collect();
+    for _ in 0..160 {
+        bench.executor.drive();
+        for id in bench.runtime().running() {
+            for _ in 0..10 {
+                assert!(bench.runtime().step(id), "it goes on");
+            }
+        }
+        bench.advance(500);
+    }
+    bench.executor.drive();
+    let target = bench.executor.snapshot().effective_target_inflight;
+    assert!(target >= 30, "{target} after 80 seconds");
+    assert!(streams.iter().all(|stream| stream.outcome().is_none()));
+}

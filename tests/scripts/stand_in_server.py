@@ -128,7 +128,23 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             self.wfile.flush()
 
+    def embed(self, body):
+        """A text becomes (length, -1, 0, 0), cut to `dimensions`; they come back in reverse order."""
+        words = body["input"][0].split()
+        if words[:1] == ["status"]:
+            headers = [("retry-after", "0")] if words[1] in ("429", "502", "503") else []
+            return self.json(int(words[1]), {"error": {"message": "as you wish"}}, headers)
+        if words[:1] == ["silent"]:
+            self.wait(1e9)
+        vectors = [[float(len(text)), -1.0, 0.0, 0.0][: body.get("dimensions", 4)] for text in body["input"]]
+        data = [{"object": "embedding", "index": i, "embedding": vectors[i]} for i in reversed(range(len(vectors)))]
+        n_tokens = sum(len(text.split()) for text in body["input"])
+        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+        self.json(200, {"object": "list", "model": model, "data": data, "usage": usage})
+
     def answer(self, body):
+        if self.path.endswith("/embeddings"):
+            return self.embed(body)
         is_chat = self.path.endswith("/chat/completions")
         prompt = body["messages"][-1]["content"] if is_chat else body["prompt"]
         words = prompt.split()

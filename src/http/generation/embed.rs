@@ -2,19 +2,24 @@
 //! vectors.
 //!
 //! Runs on the HTTP worker that took the request. Each input is a job of its own in the scheduler, so
-//! that queue, priority, objectives, fairness, cancellation and drain are those of generations. A
+//! that queue, priority, objectives, fairness, cancellation and drain are those of generations; for a model
+//! that another server runs a job is a call there, with many inputs, retried and bounded like any other. A
 //! request of many inputs goes in waves, so that it never asks for more of the queue than one answer
 //! may. What is not here: the fields and looks of an answer (`openai/embeddings`).
 
 use super::call::Call;
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::exchange::Exchange;
+use crate::http::openai::capabilities::refuse_missing;
 use crate::http::openai::depth::Depth;
 use crate::http::openai::fields::{Fields, kind_of};
+use crate::http::openai::forward::consent;
 use crate::http::openai::prompt::ENCODE;
 use crate::http::openai::sampling::{CommonOptions, check_context, token_ids};
 use crate::pool::LoadedModel;
-use crate::request::{GenerationRequest, RequestError, RequestId, TokenId};
+use crate::request::{
+    GenerationRequest, RequestError, RequestId, TokenId, UpstreamCall, UpstreamPrompt, Usage,
+};
 use crate::runtime::Feature;
 use crate::scheduler::{StreamEvent, SubmitOptions, TokenStream};
 use crate::tokenizer::Tokenizer;
@@ -23,17 +28,18 @@ use std::sync::Arc;
 
 /// Most inputs of one request.
 pub const INPUTS_MAX: usize = 2048;
-/// Inputs of one request that are in the queue or run at once, at most.
+/// Inputs of one call to another server: each answer stays within what is read of one.
+pub const FORWARDED_INPUTS_MAX: usize = 64;
+/// Jobs of one request that are in the queue or run at once, at most.
 const WAVE_JOBS_MAX: usize = 64;
 
 /// A checked request for embeddings.
 pub struct EmbedWork {
     /// Who makes them.
     pub model: Arc<LoadedModel>,
-    /// Tokens of the inputs, special ones included; at least one input of at least one token.
-    pub inputs: Vec<Arc<[TokenId]>>,
-    /// Loops of a looped model.
-    pub depth: Depth,
+    /// At least one. An input is one job, or for models that another server runs up to
+    /// [`FORWARDED_INPUTS_MAX`] of them are: one call there.
+    pub jobs: Vec<GenerationRequest>,
     /// Scheduling.
     pub options: SubmitOptions,
     /// Identity in headers and for the cancel route.
@@ -41,6 +47,7 @@ pub struct EmbedWork {
 }
 
 /// What came of it.
+#[derive(Default)]
 pub struct Embedded {
     /// One per input, in their order, (d_model), as pooled: see [`normalize`].
     pub vectors: Vec<Vec<f32>>,
@@ -61,11 +68,13 @@ impl EmbedWork {
     ) -> Result<Self, ApiError> {
         let fields = Fields::new(body);
         let (model, loops) = call.model(&fields)?;
-        let missing = || ApiError::missing(Feature::Embeddings, "model", &model.name);
         if !model.executor.features().has(Feature::Embeddings) {
-            return Err(missing());
+            let feature = Feature::Embeddings;
+            return Err(ApiError::missing(feature, "model", &model.name));
         }
-        let tokenizer = model.tokenizer.clone().ok_or_else(missing)?;
+        let Some(tokenizer) = model.tokenizer.clone() else {
+            return Self::forwarded(call, body, input, (model, loops));
+        };
         let common = CommonOptions::parse(&fields, Some(tokenizer.vocab_size()))?;
         if common.stream {
             return Err(ApiError::unsupported("stream", "embeddings come at once"));
@@ -82,76 +91,132 @@ impl EmbedWork {
             check_context(tokens.len(), 0, model.context_length, &place)
                 .inspect_err(|_| model.executor.count_refusal("context_length_exceeded"))?;
         }
-        Ok(Self {
+        let mut jobs: Vec<_> = inputs
+            .into_iter()
+            .map(GenerationRequest::embedding)
+            .collect();
+        jobs.iter_mut().for_each(|job| depth.apply(job));
+        Ok(Self::new(model, jobs, options))
+    }
+
+    fn new(
+        model: Arc<LoadedModel>,
+        mut jobs: Vec<GenerationRequest>,
+        options: SubmitOptions,
+    ) -> Self {
+        let id = RequestId::generate();
+        if let Some(first) = jobs.first_mut() {
+            first.id = id;
+        }
+        Self {
             model,
-            inputs,
-            depth,
+            jobs,
             options,
-            id: RequestId::generate(),
-        })
+            id,
+        }
+    }
+
+    /// The same for a model that another server runs: texts go there as they are.
+    fn forwarded(
+        call: &Call<'_>,
+        body: &Map<String, Value>,
+        input: &str,
+        (model, loops): (Arc<LoadedModel>, Option<u32>),
+    ) -> Result<Self, ApiError> {
+        let fields = Fields::new(body);
+        let may_leave = consent(call, &fields, &model)?;
+        refuse_missing(&fields, &model, loops)?;
+        let common = CommonOptions::parse(&fields, None)?;
+        if common.stream {
+            return Err(ApiError::unsupported("stream", "embeddings come at once"));
+        }
+        fields.integer("dimensions", 1..=1 << 20)?;
+        let options = call.options(&fields, &common)?;
+        model.executor.preflight()?;
+        let texts = texts(&fields, input, &model.name)?;
+        let there = ["dimensions", "user"].into_iter();
+        let there = there.filter(|name| fields.get(name).is_some());
+        let forwarded: Map<String, Value> = there
+            .map(|name| (name.to_owned(), body[name].clone()))
+            .collect();
+        let job = |texts: &[String]| {
+            let mut job = GenerationRequest::embedding(Vec::new());
+            job.upstream = Some(Arc::new(UpstreamCall {
+                prompt: UpstreamPrompt::Inputs(texts.to_vec()),
+                fields: forwarded.clone(),
+                priority: options.priority,
+                may_leave,
+            }));
+            job
+        };
+        let jobs = texts.chunks(FORWARDED_INPUTS_MAX).map(job).collect();
+        Ok(Self::new(model, jobs, options))
     }
 
     /// Runs all jobs. The error is to be answered through the same exchange.
     ///
     /// # Errors
     /// The first refusal or failure; what still runs is cancelled.
-    pub fn run(self, call: &Call<'_>, exchange: &mut Exchange) -> Result<Embedded, ApiError> {
-        let prompt_tokens = self.inputs.iter().map(|tokens| tokens.len() as u64).sum();
+    pub fn run(mut self, call: &Call<'_>, exchange: &mut Exchange) -> Result<Embedded, ApiError> {
+        let lengths = || self.jobs.iter().map(GenerationRequest::prompt_tokens);
+        let prompt_tokens = lengths().map(u64::from).sum();
+        let longest = lengths().max().unwrap_or(0);
         exchange.record.model.clone_from(&self.model.name);
         exchange.record.prompt_tokens = prompt_tokens;
         exchange.reserve(prompt_tokens, &[])?;
         exchange.add_header("x-tinyloop-request-id", self.id.to_string());
-        let longest = self.inputs.iter().map(|tokens| tokens.len()).max();
-        let burst = self.model.executor.burst_max(longest.unwrap_or(0));
-        let mut vectors = Vec::with_capacity(self.inputs.len());
-        for inputs in self.inputs.chunks(burst.clamp(1, WAVE_JOBS_MAX)) {
-            self.wave(inputs, call, exchange, &mut vectors)?;
+        let burst = self.model.executor.burst_max(longest as usize);
+        let burst = burst.clamp(1, WAVE_JOBS_MAX);
+        let mut embedded = Embedded::default();
+        while !self.jobs.is_empty() {
+            let rest = self.jobs.split_off(burst.min(self.jobs.len()));
+            let wave = std::mem::replace(&mut self.jobs, rest);
+            self.wave(wave, call, exchange, &mut embedded)?;
         }
-        Ok(Embedded {
-            vectors,
-            prompt_tokens,
-        })
+        exchange.record.prompt_tokens = embedded.prompt_tokens;
+        Ok(embedded)
     }
 
-    /// Submits some of the inputs together and waits for all of them.
+    /// Submits some of the jobs together and waits for all of them.
     fn wave(
         &self,
-        inputs: &[Arc<[TokenId]>],
+        jobs: Vec<GenerationRequest>,
         call: &Call<'_>,
         exchange: &mut Exchange,
-        vectors: &mut Vec<Vec<f32>>,
+        embedded: &mut Embedded,
     ) -> Result<(), ApiError> {
-        let mut jobs: Vec<GenerationRequest> = inputs
-            .iter()
-            .map(|tokens| GenerationRequest::embedding(Arc::clone(tokens)))
-            .collect();
-        jobs.iter_mut().for_each(|job| self.depth.apply(job));
-        if let Some(first) = jobs.first_mut() {
-            first.id = self.id;
-        }
-        let mut streams = self
-            .model
-            .executor
-            .submit_many(jobs, self.options.clone())?;
+        let guessed: Vec<u32> = jobs.iter().map(GenerationRequest::prompt_tokens).collect();
+        let executor = &self.model.executor;
+        let mut streams = executor.submit_many(jobs, self.options.clone())?;
         let handles: Vec<_> = streams.iter().map(TokenStream::cancel_handle).collect();
         let (name, client) = (exchange.record.id.clone(), call.client.clone());
         let loops = streams.first().and_then(TokenStream::loops);
-        if let Some(loops) = loops.filter(|_| vectors.is_empty()) {
+        if let Some(loops) = loops.filter(|_| embedded.vectors.is_empty()) {
             exchange.add_header("x-tinyloop-loops", loops.granted.to_string());
         }
         let live = call.state.live();
         let _listed = live.register(self.id, name, client, handles.clone());
         exchange.record.follow(handles.clone());
         exchange.on_hangup(move || handles.iter().for_each(|handle| handle.cancel()));
-        for stream in &mut streams {
-            vectors.push(vector_of(stream, exchange)?);
+        for (stream, guessed) in streams.iter_mut().zip(guessed) {
+            let (vectors, told) = vectors_of(stream, exchange)?;
+            embedded.vectors.extend(vectors);
+            // Another server counts its own tokens, if it does.
+            let counted = match told.prompt_tokens {
+                0 => guessed,
+                told => told,
+            };
+            embedded.prompt_tokens += u64::from(counted);
         }
         Ok(())
     }
 }
 
-/// Waits for one vector.
-fn vector_of(stream: &mut TokenStream, exchange: &mut Exchange) -> Result<Vec<f32>, ApiError> {
+/// Waits for the vectors of a job.
+fn vectors_of(
+    stream: &mut TokenStream,
+    exchange: &mut Exchange,
+) -> Result<(Vec<Vec<f32>>, Usage), ApiError> {
     loop {
         match stream.recv() {
             StreamEvent::Chunk(_) | StreamEvent::TimedOut => {}
@@ -164,11 +229,12 @@ fn vector_of(stream: &mut TokenStream, exchange: &mut Exchange) -> Result<Vec<f3
                 exchange.record.first_token();
                 let waited = outcome.stamps.queue_wait();
                 exchange.record.queue = exchange.record.queue.or(waited);
-                let nothing = || {
+                let vectors = stream.take_embeddings();
+                if vectors.is_empty() {
                     let text = "the runtime gave no embedding".to_owned();
-                    ApiError::from(RequestError::Fault(text))
-                };
-                return stream.take_embedding().ok_or_else(nothing);
+                    return Err(RequestError::Fault(text).into());
+                }
+                return Ok((vectors, outcome.usage));
             }
         }
     }
@@ -190,6 +256,33 @@ fn inputs(
     name: &str,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Arc<[TokenId]>>, ApiError> {
+    let read = |value: &Value, place: &str| one_input(value, place, tokenizer);
+    each_input(fields, name, &read)
+}
+
+/// Of a model whose tokenizer is elsewhere.
+fn texts(fields: &Fields<'_>, name: &str, model: &str) -> Result<Vec<String>, ApiError> {
+    let read = |value: &Value, place: &str| match value {
+        Value::String(text) if text.is_empty() => {
+            let text = format!("'{place}' is empty; a text is needed");
+            Err(ApiError::invalid(place, text))
+        }
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(_) => Err(ApiError::missing(Feature::TokenIds, place, model)),
+        other => {
+            let text = format!("'{place}' is {}; it must be a string", kind_of(other));
+            Err(ApiError::invalid(place, text))
+        }
+    };
+    each_input(fields, name, &read)
+}
+
+/// Reads inputs in all shapes; a list of numbers is one.
+fn each_input<T>(
+    fields: &Fields<'_>,
+    name: &str,
+    read: &dyn Fn(&Value, &str) -> Result<T, ApiError>,
+) -> Result<Vec<T>, ApiError> {
     const SHAPES: &str = "a string, an array of strings, of token ids, or of arrays of token ids";
     let Some(value) = fields.get(name) else {
         let text = format!("'{name}' is missing; it is {SHAPES}");
@@ -197,9 +290,7 @@ fn inputs(
         return Err(ApiError::param(code, name, text));
     };
     match value {
-        Value::Array(items) if items.iter().any(Value::is_number) => {
-            Ok(vec![one_input(value, name, tokenizer)?])
-        }
+        Value::Array(items) if items.iter().any(Value::is_number) => Ok(vec![read(value, name)?]),
         Value::Array(items) if items.is_empty() => {
             let text = format!("'{name}' is empty; it must hold at least one text");
             Err(ApiError::invalid(name, text))
@@ -214,9 +305,9 @@ fn inputs(
         Value::Array(items) => items
             .iter()
             .enumerate()
-            .map(|(idx, item)| one_input(item, &format!("{name}[{idx}]"), tokenizer))
+            .map(|(idx, item)| read(item, &format!("{name}[{idx}]")))
             .collect(),
-        Value::String(_) => Ok(vec![one_input(value, name, tokenizer)?]),
+        Value::String(_) => Ok(vec![read(value, name)?]),
         other => {
             let text = format!("'{name}' is {}; it must be {SHAPES}", kind_of(other));
             Err(ApiError::invalid(name, text))

@@ -130,7 +130,11 @@ impl Forwarding {
 }
 
 /// Whether the request may leave this machine; an error where it would without saying so.
-fn consent(call: &Call<'_>, fields: &Fields<'_>, model: &LoadedModel) -> Result<bool, ApiError> {
+pub(in crate::http) fn consent(
+    call: &Call<'_>,
+    fields: &Fields<'_>,
+    model: &LoadedModel,
+) -> Result<bool, ApiError> {
     let in_body = fields.flag(ALLOW_REMOTE, false)?;
     let mut headers = call.request.all(ALLOW_REMOTE_HEADER);
     let in_header = headers.any(|value| matches!(value.trim_ascii(), b"true" | b"1"));

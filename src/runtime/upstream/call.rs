@@ -10,7 +10,7 @@ use super::verdict::{self, Failure};
 use super::wire::{self, CallPiece, Chunk, ChunkError};
 use crate::config::{CallLimits, Dialect};
 use crate::request::{
-    FinishReason, GenerationEvent, Job, JobSink, RequestError, UpstreamPart, Usage,
+    FinishReason, GenerationEvent, Job, JobSink, RequestError, UpstreamPart, UpstreamPrompt, Usage,
 };
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -23,6 +23,14 @@ const TAIL_WAIT: Duration = Duration::from_secs(2);
 const READ_BYTES: usize = 16 << 10;
 /// What ends a stream.
 const DONE: &str = "[DONE]";
+
+/// What is asked, as it is sent.
+struct Question {
+    route: &'static str,
+    body: String,
+    /// So many vectors are the answer, at once; None = a stream.
+    n_vectors: Option<usize>,
+}
 
 /// What a call needs to know of its server.
 pub struct Server {
@@ -113,8 +121,15 @@ pub fn run(server: &Server, cut: &Cut, witness: &dyn Witness, mut job: Job) {
             let isolation_key = job.request.isolation_key;
             let body = wire::body(&call, &server.model, server.dialect, isolation_key);
             let body = serde_json::Value::from(body).to_string();
-            let route = wire::route(&call);
-            ask(server, cut, witness, (route, &body), job.sink.as_mut())
+            let question = Question {
+                route: wire::route(&call),
+                body,
+                n_vectors: match &call.prompt {
+                    UpstreamPrompt::Inputs(texts) => Some(texts.len()),
+                    UpstreamPrompt::Messages(_) | UpstreamPrompt::Text(_) => None,
+                },
+            };
+            ask(server, cut, witness, &question, job.sink.as_mut())
         }
         None => Err(RequestError::Fault(
             "the request carries tokens, and this model's runtime takes text".to_owned(),
@@ -139,12 +154,12 @@ fn ask(
     server: &Server,
     cut: &Cut,
     witness: &dyn Witness,
-    (route, body): (&str, &str),
+    question: &Question,
     sink: &mut dyn JobSink,
 ) -> Result<Progress, RequestError> {
     let mut progress = Progress::default();
     for n_retried in 0.. {
-        let tried = attempt(server, cut, route, body, &mut progress, &mut |piece| {
+        let tried = attempt(server, cut, question, &mut progress, &mut |piece| {
             witness.alive();
             sink.emit(piece).is_ok()
         });
@@ -192,24 +207,62 @@ fn log(server: &Server, failure: &Failure) {
 fn attempt(
     server: &Server,
     cut: &Cut,
-    route: &str,
-    body: &str,
+    question: &Question,
+    progress: &mut Progress,
+    pass: &mut dyn FnMut(GenerationEvent) -> bool,
+) -> Result<(), Failure> {
+    let exchange = server.client.exchange(server.limits.first_token_timeout);
+    if !cut.begin(&exchange) {
+        return Err(cancelled());
+    }
+    let (route, body) = (question.route, question.body.as_bytes());
+    let answer = server.client.post(&exchange, route, body)?;
+    if answer.status != 200 {
+        return Err(refusal(answer));
+    }
+    match question.n_vectors {
+        Some(n_vectors) => vectors(answer, n_vectors, cut, progress, pass),
+        None if answer.is_stream => stream(server, cut, (&exchange, answer), progress, pass),
+        None => Err(Failure::Nonsense("not an event stream".to_owned())),
+    }
+}
+
+fn cancelled() -> Failure {
+    Failure::Broken("cut".to_owned())
+}
+
+/// Embeddings come at once.
+fn vectors(
+    answer: Answer,
+    n_vectors: usize,
+    cut: &Cut,
+    progress: &mut Progress,
+    pass: &mut dyn FnMut(GenerationEvent) -> bool,
+) -> Result<(), Failure> {
+    let body = answer.rest_up_to(TEXT_BYTES_MAX as u64)?;
+    let (vectors, usage) = wire::vectors(&body, n_vectors).map_err(Failure::Nonsense)?;
+    progress.has_sent = true;
+    progress.usage = usage;
+    progress.finish = Some(FinishReason::Stop);
+    let mut vectors = vectors.into_iter().map(GenerationEvent::Embedding);
+    match vectors.all(pass) {
+        true => Ok(()),
+        false => {
+            cut.cut(RequestError::Cancelled);
+            Err(cancelled())
+        }
+    }
+}
+
+/// Reads a stream to its end.
+fn stream(
+    server: &Server,
+    cut: &Cut,
+    (exchange, mut answer): (&Exchange, Answer),
     progress: &mut Progress,
     pass: &mut dyn FnMut(GenerationEvent) -> bool,
 ) -> Result<(), Failure> {
     let limits = &server.limits;
-    let exchange = server.client.exchange(limits.first_token_timeout);
-    let cancelled = || Failure::Broken("cut".to_owned());
-    if !cut.begin(&exchange) {
-        return Err(cancelled());
-    }
-    let mut answer = server.client.post(&exchange, route, body.as_bytes())?;
-    if answer.status != 200 {
-        return Err(refusal(answer));
-    }
-    if !answer.is_stream {
-        return Err(Failure::Nonsense("not an event stream".to_owned()));
-    }
     let mut parser = SseParser::default();
     let mut buffer = vec![0_u8; READ_BYTES];
     let mut events = Vec::new();

@@ -134,8 +134,16 @@ impl Answer {
     /// # Errors
     /// See [`Failure`].
     pub fn rest(self) -> Result<Vec<u8>, Failure> {
+        self.rest_up_to(BODY_BYTES_MAX)
+    }
+
+    /// The rest, cut after so many bytes.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn rest_up_to(self, bytes_max: u64) -> Result<Vec<u8>, Failure> {
         let mut bytes = Vec::new();
-        let mut body = self.body.take(BODY_BYTES_MAX);
+        let mut body = self.body.take(bytes_max);
         match body.read_to_end(&mut bytes) {
             Ok(_) => Ok(bytes),
             Err(error) => Err(failure(error.into())),

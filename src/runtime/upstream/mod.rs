@@ -15,6 +15,7 @@ pub mod wire;
 
 use super::child::Child;
 use super::{Capability, Features, Runtime, RuntimeStatus};
+use crate::config::Embeddings;
 use crate::request::{Job, RequestId};
 use crate::tokenizer::Tokenizer;
 use parking_lot::Mutex;
@@ -69,6 +70,15 @@ impl UpstreamRuntime {
         Self {
             child: Mutex::new(Some(child)),
             ..Self::remote(upstream, room, false)
+        }
+    }
+
+    /// The same with what its model makes.
+    #[must_use]
+    pub fn making(self, embeddings: Embeddings) -> Self {
+        Self {
+            features: Features::upstream_with(embeddings),
+            ..self
         }
     }
 

@@ -15,6 +15,7 @@ pub fn route(call: &UpstreamCall) -> &'static str {
     match call.prompt {
         UpstreamPrompt::Messages(_) => "/chat/completions",
         UpstreamPrompt::Text(_) => "/completions",
+        UpstreamPrompt::Inputs(_) => "/embeddings",
     }
 }
 
@@ -35,11 +36,18 @@ pub fn body(
         UpstreamPrompt::Text(text) => {
             body.insert("prompt".to_owned(), Value::from(text.as_str()));
         }
+        UpstreamPrompt::Inputs(texts) => {
+            body.insert("input".to_owned(), Value::from(texts.clone()));
+            body.insert("encoding_format".to_owned(), Value::from("float"));
+        }
     }
+    let is_stream = !matches!(call.prompt, UpstreamPrompt::Inputs(_));
     body.insert("model".to_owned(), Value::from(model));
-    body.insert("stream".to_owned(), Value::from(true));
-    let options = json!({"include_usage": true});
-    body.insert("stream_options".to_owned(), options);
+    if is_stream {
+        body.insert("stream".to_owned(), Value::from(true));
+        let options = json!({"include_usage": true});
+        body.insert("stream_options".to_owned(), options);
+    }
     let priority = match dialect {
         Dialect::Openai | Dialect::LlamaServer => 0,
         Dialect::Vllm => call.priority.saturating_neg(), // there a lower number is sooner
@@ -48,7 +56,7 @@ pub fn body(
     if priority != 0 {
         body.insert("priority".to_owned(), Value::from(priority));
     }
-    if isolation_key != 0 && matches!(dialect, Dialect::Vllm | Dialect::Tinyloop) {
+    if isolation_key != 0 && is_stream && matches!(dialect, Dialect::Vllm | Dialect::Tinyloop) {
         let salt = format!("{isolation_key:016x}");
         body.insert("cache_salt".to_owned(), Value::from(salt));
     }
@@ -284,22 +292,67 @@ pub fn chunk(data: &str) -> Result<Chunk, ChunkError> {
         chunk.finish = choice.finish_reason.as_deref().map(finish_of);
     }
     let cached_by_timings = read.timings.and_then(|timings| timings.cache_n);
-    chunk.usage = read.usage.map(|usage| Usage {
-        prompt_tokens: usage.prompt_tokens,
-        cached_tokens: usage
-            .prompt_tokens_details
-            .and_then(|details| details.cached_tokens)
-            .or(cached_by_timings)
-            .unwrap_or(0),
-        completion_tokens: usage.completion_tokens,
-        reasoning_tokens: usage
-            .completion_tokens_details
-            .and_then(|details| details.reasoning_tokens)
-            .unwrap_or(0),
-        loops: 1,
-        ..Usage::default()
-    });
+    chunk.usage = read.usage.map(|usage| usage.counts(cached_by_timings));
     Ok(chunk)
+}
+
+impl UsageIn {
+    fn counts(self, cached_by_timings: Option<u32>) -> Usage {
+        let details = self.prompt_tokens_details;
+        let cached = details.and_then(|details| details.cached_tokens);
+        let details = self.completion_tokens_details;
+        let reasoning = details.and_then(|details| details.reasoning_tokens);
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: cached.or(cached_by_timings).unwrap_or(0),
+            completion_tokens: self.completion_tokens,
+            reasoning_tokens: reasoning.unwrap_or(0),
+            loops: 1,
+            ..Usage::default()
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct VectorsIn {
+    data: Vec<VectorIn>,
+    usage: Option<UsageIn>,
+}
+
+#[derive(Deserialize)]
+struct VectorIn {
+    index: Option<usize>,
+    embedding: Vec<f32>,
+}
+
+/// Reads the answer to `n_inputs` texts: their vectors in the order of the inputs, and counts where it
+/// tells them.
+///
+/// # Errors
+/// What of it makes no sense.
+pub fn vectors(body: &[u8], n_inputs: usize) -> Result<(Vec<Vec<f32>>, Option<Usage>), String> {
+    let read: VectorsIn = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let n_found = read.data.len();
+    if n_found != n_inputs {
+        return Err(format!("{n_found} vectors for {n_inputs} inputs"));
+    }
+    let mut vectors = vec![Vec::new(); n_inputs];
+    for (place, found) in read.data.into_iter().enumerate() {
+        let index = found.index.unwrap_or(place);
+        let is_number = found.embedding.iter().all(|value| value.is_finite());
+        match vectors.get_mut(index) {
+            Some(vector) if vector.is_empty() && is_number => *vector = found.embedding,
+            _ => {
+                return Err(format!(
+                    "vector {index} is there twice, too far, or no numbers"
+                ));
+            }
+        }
+    }
+    match vectors.iter().any(Vec::is_empty) {
+        true => Err("an empty vector".to_owned()),
+        false => Ok((vectors, read.usage.map(|usage| usage.counts(None)))),
+    }
 }
 
 fn finish_of(reason: &str) -> FinishReason {
@@ -484,6 +537,42 @@ mod tests {
             "logprobs": {"content": [{"token": "x", "logprob": null, "top_logprobs": null}]}}]}),
         );
         assert_eq!(nulls.logprobs.len(), 1);
+    }
+
+    #[test]
+    fn vectors_are_put_in_order_and_counted() {
+        let inputs = UpstreamPrompt::Inputs(vec!["a".to_owned(), "b".to_owned()]);
+        let call = UpstreamCall {
+            prompt: inputs,
+            fields: Map::new(),
+            ..call(3)
+        };
+        assert_eq!(route(&call), "/embeddings");
+        let sent = Value::from(body(&call, "m", Dialect::Vllm, 42));
+        let expected = json!({
+            "model": "m", "input": ["a", "b"], "encoding_format": "float", "priority": -3,
+        });
+        assert_eq!(sent, expected);
+        let read = |value: Value| vectors(value.to_string().as_bytes(), 2);
+        let (found, usage) = read(json!({"object": "list", "data": [
+            {"index": 1, "embedding": [0.5, -1]}, {"index": 0, "embedding": [2.0]}],
+            "usage": {"prompt_tokens": 7, "total_tokens": 7}}))
+        .expect("sound");
+        assert_eq!(found, [vec![2.0], vec![0.5, -1.0]]);
+        assert_eq!(usage.expect("counts").prompt_tokens, 7);
+        let unnumbered = json!({"data": [{"embedding": [1.0]}, {"embedding": [2.0]}]});
+        assert_eq!(read(unnumbered).expect("sound").0, [vec![1.0], vec![2.0]]);
+        for bad in [
+            json!({"data": [{"embedding": [1.0]}]}),
+            json!({"data": [{"index": 1, "embedding": [1.0]}, {"index": 1, "embedding": [1.0]}]}),
+            json!({"data": [{"index": 0, "embedding": [1.0]}, {"index": 2, "embedding": [1.0]}]}),
+            json!({"data": [{"embedding": []}, {"embedding": [1.0]}]}),
+            json!({"data": [{"embedding": "AACAPw=="}, {"embedding": [1.0]}]}),
+            json!({"data": [{"embedding": [1e99]}, {"embedding": [1.0]}]}),
+            json!({"error": {"message": "no"}}),
+        ] {
+            assert!(read(bad.clone()).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use super::fair::Change;
 use super::{Queue, Running, State, Waiting};
 use crate::runtime::Capability;
+use crate::scheduler::adaptive::Glance;
 use crate::scheduler::health::{self, Fate, JobBack, Setback};
 use crate::scheduler::record::Record;
 use std::sync::Arc;
@@ -104,6 +105,7 @@ impl Queue {
     /// What is due now, taken out.
     pub(crate) fn due(&self, now: Instant) -> Due {
         let mut state = self.state.lock();
+        state.note_progress(now);
         state.roster.update(now);
         let restarts = match state.closed {
             None => state.roster.begin_due(now),
@@ -164,12 +166,31 @@ impl State {
             return;
         };
         let client = &job.record.options.client;
+        self.roster.left(job.replica, job.record.n_tokens());
         if job.parked {
             self.parked.remove(&job.record.key);
             self.clients.drop_parked(client);
         } else {
             self.roster.vacate(job.replica);
             self.clients.change(client, Change::Stops, now);
+        }
+    }
+
+    /// Looks at what the running jobs have brought so far, where a target is found by trying.
+    fn note_progress(&mut self, now: Instant) {
+        if !self.roster.is_adaptive() {
+            return;
+        }
+        let mut seen = vec![Glance::default(); self.roster.loads().len()];
+        for job in self.running.values().filter(|job| !job.parked) {
+            let n_tokens = job.record.n_tokens();
+            let glance = &mut seen[job.replica];
+            glance.n_jobs += 1;
+            glance.n_begun += u32::from(n_tokens > 0);
+            glance.n_tokens += u64::from(n_tokens);
+        }
+        for (replica, glance) in seen.into_iter().enumerate() {
+            self.roster.progressed(replica, glance, now);
         }
     }
 
