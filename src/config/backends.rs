@@ -373,17 +373,6 @@ impl LlamaServerConfig {
         self.slots.unwrap_or(LLAMA_SLOTS)
     }
 
-    /// Tokens that one slot may use of those that all hold together: where nobody says how many slots
-    /// there are, or it is told so, each may use all.
-    #[must_use]
-    pub fn slot_share(&self, held_tokens: u64) -> u64 {
-        let is_unified = flags::has(&self.process.extra_args, &["--kv-unified", "-kvu"]);
-        match self.slots {
-            Some(slots) if !is_unified => held_tokens / u64::from(slots.max(1)),
-            _ => held_tokens,
-        }
-    }
-
     /// What is wrong with it, if anything.
     #[must_use]
     pub fn fault(&self) -> Option<String> {

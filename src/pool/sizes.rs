@@ -22,7 +22,7 @@ pub struct SizeShape {
     pub row_bytes: u64,
     /// Of a sequence or slot: its logits.
     pub sequence_bytes: u64,
-    /// Of a token of the context: parts of attention; in a llama-server, and of a slot, a column of its mask.
+    /// Of a token of the context: parts of attention; in a llama-server a column of its mask.
     pub context_bytes: u64,
     /// All rows of a text enter at once, as in an encoder.
     pub rows_follow_context: bool,
@@ -242,19 +242,19 @@ pub(super) struct LlamaSizes<'a> {
 }
 
 impl LlamaSizes<'_> {
-    /// Slots, tokens of all slots together, and of one.
-    fn slots(&self, child: &LlamaServerConfig) -> (u64, u64, u64) {
+    /// Slots, and tokens of all slots together.
+    fn slots(&self, child: &LlamaServerConfig) -> (u64, u64) {
         let told = child.ctx_size.filter(|n_tokens| *n_tokens > 0);
         let trained = self.known.trained_context.unwrap_or(0);
         let slots = u64::from(child.slots_usual());
         let held = slots_context(told.unwrap_or(trained).into(), slots);
-        (slots, held, child.slot_share(held))
+        (slots, held)
     }
 
     fn scratch_bytes(&self, child: &LlamaServerConfig) -> u64 {
         let shape = &self.known.shape;
-        let (slots, _, each) = self.slots(child);
-        let mask = shape.context_bytes.saturating_mul(each);
+        let (slots, held) = self.slots(child);
+        let mask = shape.context_bytes.saturating_mul(held);
         mask.saturating_add(shape.sequence_bytes.saturating_mul(slots))
     }
 
@@ -270,7 +270,7 @@ impl LlamaSizes<'_> {
             },
             ..self.estimated.clone()
         };
-        let (_, held, _) = self.slots(&child);
+        let (_, held) = self.slots(&child);
         let rest = known
             .fixed_bytes
             .saturating_sub(self.scratch_bytes(self.estimated));

@@ -2,7 +2,8 @@
 //! while a job runs, the end of the runtime, its capability, its death.
 
 use crate::support::{
-    PATIENCE, Serve, Submitted, chat, forwarded, llama, remote, submit, vllm, wait_for,
+    PATIENCE, Serve, Submitted, chat, five_tokens, forwarded, llama, real_llama, remote, submit,
+    vllm, wait_for,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -166,11 +167,6 @@ fn dies(subject: &Subject) {
     runtime.shutdown();
 }
 
-/// Fields that make an answer of five tokens.
-fn five(text: &str) -> GenerationRequest {
-    chat(text, json!({"max_tokens": 5, "temperature": 0}))
-}
-
 fn tokens(max_tokens: u32) -> GenerationRequest {
     let mut request = GenerationRequest::new(vec![5, 6, 7], max_tokens);
     request.stop.ignore_eos = true;
@@ -229,7 +225,7 @@ fn openai_remote() {
         };
         Subject {
             runtime: Arc::new(Kept(runtime.expect("it is well"), serve)),
-            few: || five("hello"),
+            few: || five_tokens("hello"),
             endless: || chat("hello", json!({"max_tokens": 4000})),
             may_outrun: false,
             texts: vec![
@@ -257,19 +253,9 @@ fn llama_server_stood_in() {
 /// The real one, where there is one; see `tests/scripts/llama_server.sh`.
 #[test]
 fn llama_server_real() {
-    let Ok(binary) = std::env::var("TINYLOOP_LLAMA_SERVER") else {
-        eprintln!("skipped: TINYLOOP_LLAMA_SERVER names no llama-server (make test-llama-server)");
+    let Some(config) = real_llama("slots = 2\nctx_size = 4096\n", "") else {
         return;
     };
-    let folder = Path::new(&binary).parent().expect("it lies in a folder");
-    let model =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let config = format!(
-        "slots = 2\nctx_size = 4096\n[process]\nlibrary_path = {folder:?}\n\
-         extra_args = [\"--threads\", \"1\"]\n"
-    );
-    let mut config = llama(&config);
-    (config.binary, config.file) = (binary.into(), model);
     conforms(|| {
         let runtime = llama_server::start("real", &config, 0).expect("it starts");
         let capability = runtime.capability();
@@ -280,7 +266,7 @@ fn llama_server_real() {
         let pid = runtime.child_pid().expect("it runs");
         Subject {
             runtime: Arc::new(runtime),
-            few: || five("Tell me a story."),
+            few: || five_tokens("Tell me a story."),
             endless: || {
                 let fields = json!({"max_tokens": 1800, "ignore_eos": true, "temperature": 0});
                 chat("Tell me a story.", fields)
@@ -299,7 +285,7 @@ fn child(runtime: Result<UpstreamRuntime, String>) -> Subject {
     let said = |prompt: &str, fields: Value, text: &str| (chat(prompt, fields), text.to_owned());
     Subject {
         runtime: Arc::new(runtime),
-        few: || five("tokens 9"),
+        few: || five_tokens("tokens 9"),
         endless: || chat("tokens endless pause 0.01", json!({})),
         may_outrun: false,
         texts: vec![
@@ -362,7 +348,9 @@ fn submit_never_waits_for_a_server_that_hangs() {
     let address = listener.local_addr().expect("it has an address");
     let extra = "health_path = \"\"\nmax_inflight = 2\n";
     let runtime = openai_remote::open("far", &remote(address, extra), 0).expect("nothing is asked");
-    let jobs: Vec<_> = (0..20).map(|_| submit(&runtime, five("hello"))).collect();
+    let jobs: Vec<_> = (0..20)
+        .map(|_| submit(&runtime, five_tokens("hello")))
+        .collect();
     wait_for("the threads", || runtime.status().running == 2);
     assert_eq!(runtime.status().waiting, 18);
     for job in &jobs {

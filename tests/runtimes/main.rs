@@ -17,5 +17,6 @@ mod conformance;
 mod embeddings;
 mod faults;
 mod front;
+mod real;
 mod scripted;
 mod support;

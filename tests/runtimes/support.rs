@@ -124,6 +124,11 @@ pub(crate) fn forwarded(prompt: UpstreamPrompt, fields: Value) -> GenerationRequ
     request
 }
 
+/// A chat that makes an answer of five tokens.
+pub(crate) fn five_tokens(text: &str) -> GenerationRequest {
+    chat(text, json!({"max_tokens": 5, "temperature": 0}))
+}
+
 /// Waits until `condition` holds.
 #[track_caller]
 pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
@@ -157,6 +162,23 @@ pub(crate) fn llama(extra: &str) -> LlamaServerConfig {
     table(&format!(
         "binary = {binary:?}\nfile = \"model.gguf\"\n{extra}\n"
     ))
+}
+
+/// A real llama-server with the demo model, where `TINYLOOP_LLAMA_SERVER` names one: `keys` of its table,
+/// further `args` as a list's inside. See `tests/scripts/llama_server.sh`.
+pub(crate) fn real_llama(keys: &str, args: &str) -> Option<LlamaServerConfig> {
+    let Ok(binary) = std::env::var("TINYLOOP_LLAMA_SERVER") else {
+        eprintln!("skipped: TINYLOOP_LLAMA_SERVER names no llama-server (make test-llama-server)");
+        return None;
+    };
+    let folder = Path::new(&binary).parent().expect("it lies in a folder");
+    let mut config = llama(&format!(
+        "{keys}[process]\nlibrary_path = {folder:?}\nextra_args = [\"--threads\", \"1\"{args}]\n"
+    ));
+    let model = "target/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+    config.file = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
+    config.binary = binary.into();
+    Some(config)
 }
 
 /// A remote server at an address.
