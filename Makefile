@@ -1,6 +1,6 @@
 # tinyloop: `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build model run check test test-debug test-release test-client test-llama-server test-avx512 bench bench-peer bench-kernels bench-embed load exit-table roofline bench-depth load-depth demo-pool kernels check-kernels gpu-check clean
+.PHONY: help build model run check test test-debug test-release test-client test-templates test-llama-server test-avx512 bench bench-peer bench-kernels bench-embed load exit-table roofline bench-depth load-depth demo-pool kernels check-kernels gpu-check clean
 
 DEMO  := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO)
@@ -51,13 +51,16 @@ test-release: model ## the heavy tests, optimized: the real model, a million ope
 
 test-client: build model ## official clients, LangChain, LiteLLM and schemathesis against running servers
 	tests/scripts/openai_client.sh $(BIN) $(DEMO)
-	tests/scripts/openai_retries.sh $(BIN)
+	tests/scripts/retries.sh $(BIN)
 	tests/scripts/schemathesis.sh $(BIN)
 	tests/scripts/anthropic_client.sh $(BIN) $(DEMO)
 	tests/scripts/other_clients.sh $(BIN) $(DEMO)
 
-test-llama-server: model ## the runtimes' suite against a real llama-server (LLAMA_SERVER=/path for yours)
-	tests/scripts/llama_server.sh
+test-templates: ## what is committed of chat templates against Jinja2 in Python
+	tests/scripts/template_goldens.sh
+
+test-llama-server: build model ## the runtimes' suite against a real llama-server, and its answers beside ours (LLAMA_SERVER=/path for yours)
+	tests/scripts/llama_server.sh $(BIN) $(DEMO)
 
 test-avx512: ## the AVX-512 kernels on an emulated processor (Bochs, Debian's packages)
 	tests/scripts/avx512_emulated.sh

@@ -7,11 +7,15 @@ Exits 0 when every check holds; the first that does not is named.
 """
 
 import json
+import socket
 import sys
 import threading
 
 import anthropic
+import httpx2 as httpx
 from anthropic import Anthropic
+
+from checks import check, run
 
 base, *small_servers = [url.rstrip("/") for url in sys.argv[1:]]
 
@@ -35,12 +39,6 @@ weather = {
     },
 }
 greedy = {"temperature": 0}  # this version of the client has no argument for it
-checks = []
-
-
-def check(function):
-    checks.append(function)
-    return function
 
 
 def expect(error_type, kind, call):
@@ -198,9 +196,43 @@ def overload():
         overloaded(url, error_type, kind)
 
 
-for function in checks:
-    try:
-        function()
-    except Exception as error:
-        sys.exit(f"anthropic client: {function.__name__}: {type(error).__name__}: {error}")
-    print(f"anthropic client: {function.__name__} ok")
+def stalled():
+    """All that the server says to a request that does not arrive in time."""
+    host, port = base.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n")
+        connection.settimeout(60)
+        raw = b""
+        while chunk := connection.recv(65536):
+            raw += chunk
+    head, _, body = raw.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), [tuple(line.split(": ", 1)) for line in lines], body
+
+
+@check
+def faults_are_sent_once_and_a_timeout_again():
+    attempts = []
+
+    def tried(expected, n_attempts, transport=None, **more):
+        attempts.clear()
+        hooks = {"request": [lambda request: attempts.append(request)]}
+        http = anthropic.DefaultHttpxClient(transport=transport, event_hooks=hooks)
+        asked = {"model": model, "max_tokens": 2, "messages": question, **more}
+        try:
+            connect(base, max_retries=2, http_client=http).messages.create(**asked)
+        except anthropic.APIStatusError as error:
+            assert (error.status_code, len(attempts)) == (expected, n_attempts), (error, len(attempts))
+        else:
+            raise AssertionError(f"no {expected}")
+
+    tried(400, 1, extra_body={"temperature": 3})
+    tried(400, 1, max_tokens=10**7)
+    tried(404, 1, model="none")
+    # The client itself never stalls, so it is handed what the server said.
+    status, headers, body = stalled()
+    assert status == 408, status
+    tried(408, 3, transport=httpx.MockTransport(lambda request: httpx.Response(status, headers=headers, content=body)))
+
+
+run("anthropic client")

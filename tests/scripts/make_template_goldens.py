@@ -1,57 +1,22 @@
 """Writes tests/data/chat_templates.json: what Jinja2 makes of the templates in tests/data/chat_templates.
 
 The templates are written by us after the documented forms of known models. Jinja2 is set up the way
-`transformers` does it. Run once, by hand, after a template or a case changed:
+`transformers` does it. `make test-templates` renders them anew, which shows that what is committed is what Jinja2
+says, and not what we say. After a template or a case changed:
 
-    python3 -m venv target/venv && target/venv/bin/pip install jinja2
-    target/venv/bin/python tests/scripts/make_template_goldens.py
+    tests/scripts/template_goldens.sh           compares (--check)
+    tests/scripts/template_goldens.sh --write   writes
 """
 
 import json
 import pathlib
+import sys
 
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
+
+from jinja_environment import rendered
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
-
-
-class GenerationMarks(jinja2.ext.Extension):
-    """`{% generation %}`, which marks the assistant's part for training and prints its body."""
-
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("body"), [], [], body).set_lineno(line)
-
-    def body(self, caller):
-        return caller()
-
-
-class Refused(Exception):
-    pass
-
-
-def environment():
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationMarks, "jinja2.ext.loopcontrols"]
-    )
-
-    def refuse(message):
-        raise Refused(message)
-
-    def to_json(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        return json.dumps(
-            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-
-    env.filters["tojson"] = to_json
-    env.globals["raise_exception"] = refuse
-    env.globals["strftime_now"] = lambda form: form.replace("%%", "%")
-    return env
 
 
 def say(role, content, **more):
@@ -141,35 +106,42 @@ CASES = {
 }
 
 
+def check_in_styles():
+    """The templates in the styles of known families that make_tokenizer_fixture.py wrote, which has further needs."""
+    cases = json.loads((DATA / "tokenizer_templates.json").read_text())
+    for case in cases:
+        made = rendered(case["source"], case, lambda form: "26 Jul 2024")
+        committed = {key: case[key] for key in ("text", "refused") if key in case}
+        if made != committed:
+            sys.exit(f"tokenizer_templates.json, {case['name']}:\n  jinja2    {made}\n  committed {committed}")
+    print("tokenizer_templates.json", len(cases), "cases")
+
+
 def main():
     goldens = []
     for path in sorted((DATA / "chat_templates").glob("*.jinja")):
         source = path.read_text()
         for name, case in CASES.items():
             given = {"messages": [], "tools": [], "add_generation_prompt": False, "extra": {}, **case}
-            variables = {**given, **given["extra"], "tools": given["tools"] or None, "documents": None}
-            golden = {"template": path.name, "case": name}
-            try:
-                golden["text"] = environment().from_string(source).render(
-                    bos_token="<s>", eos_token="</s>", **variables
-                )
-            except Refused as refused:
-                golden["refused"] = str(refused)
-            except (TypeError, jinja2.UndefinedError):
-                # Python cannot do it either, in words of its own.
-                golden["fails"] = True
-            goldens.append(golden)
+            made = rendered(source, given, lambda form: form.replace("%%", "%"))
+            goldens.append({"template": path.name, "case": name} | made)
     cases = {
         name: {"messages": [], "tools": [], "add_generation_prompt": False, "extra": {}, **case}
         for name, case in CASES.items()
     }
     path = DATA / "chat_templates.json"
-    path.write_text(json.dumps({"cases": cases, "goldens": goldens}, ensure_ascii=True, indent=1) + "\n")
+    made = json.dumps({"cases": cases, "goldens": goldens}, ensure_ascii=True, indent=1) + "\n"
     kinds = [next(key for key in ("text", "refused", "fails") if key in golden) for golden in goldens]
-    print(path.name, path.stat().st_size, "bytes;", {kind: kinds.count(kind) for kind in set(kinds)})
-    for golden, kind in zip(goldens, kinds):
-        if kind == "fails":
-            print("  fails:", golden["template"], golden["case"])
+    if "--write" in sys.argv:
+        path.write_text(made)
+    elif made != path.read_text():
+        committed = json.loads(path.read_text())["goldens"]
+        for golden, old in zip(goldens, committed):
+            if golden != old:
+                print(f"{golden['template']}, {golden['case']}:\n  jinja2    {golden}\n  committed {old}")
+        sys.exit(f"{path} is not what jinja2 {jinja2.__version__} makes of the templates")
+    print(path.name, "jinja2", jinja2.__version__, {kind: kinds.count(kind) for kind in sorted(set(kinds))})
+    check_in_styles()
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ import io
 import json
 import pathlib
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, pre_tokenizers
+
+from jinja_environment import rendered
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 
@@ -200,44 +199,6 @@ def words():
     # Lengths in characters say the same and take a tenth of the room.
     lengths = {name: [[len(part) for part in parts] for parts in lists] for name, lists in found.items()}
     write("tokenizer_words.json", {"texts": texts, "lengths": lengths})
-
-
-class GenerationMarks(jinja2.ext.Extension):
-    """`{% generation %}`, which marks the assistant's part for training and prints its body."""
-
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("body"), [], [], body).set_lineno(line)
-
-    def body(self, caller):
-        return caller()
-
-
-class Refused(Exception):
-    pass
-
-
-def environment():
-    """Jinja2 as `transformers` sets it up for chat templates."""
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationMarks, "jinja2.ext.loopcontrols"]
-    )
-
-    def refuse(message):
-        raise Refused(message)
-
-    def to_json(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        return json.dumps(
-            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-
-    env.filters["tojson"] = to_json
-    env.globals["raise_exception"] = refuse
-    env.globals["strftime_now"] = lambda form: "26 Jul 2024"
-    return env
 
 
 LLAMA_STYLE = r"""{{- bos_token }}
@@ -473,15 +434,7 @@ def templates():
     results = []
     for name, source, messages, options in cases:
         given = {"messages": messages, "tools": [], "add_generation_prompt": False, "extra": {}, **options}
-        variables = {**given, **given["extra"], "tools": given["tools"] or None, "documents": None}
-        result = {"name": name, "source": source, **given}
-        try:
-            rendered = environment().from_string(source).render(
-                bos_token="<s>", eos_token="</s>", **variables
-            )
-            result["text"] = rendered
-        except Refused as refused:
-            result["refused"] = str(refused)
+        result = {"name": name, "source": source, **given} | rendered(source, given, lambda form: "26 Jul 2024")
         results.append(result)
     write("tokenizer_templates.json", results)
 

@@ -15,27 +15,12 @@ import openai
 import pydantic
 from openai import OpenAI
 
+from checks import check, expect, run
+
 base = sys.argv[1].rstrip("/")
 client = OpenAI(base_url=base + "/v1", api_key="unused", max_retries=0, timeout=120)
 model = client.models.list().data[0].id
 question = [{"role": "user", "content": "Tell me a long story about a ship."}]
-checks = []
-
-
-def check(function):
-    checks.append(function)
-    return function
-
-
-def expect(error_type, code, call, param=...):
-    try:
-        call()
-    except error_type as error:
-        assert error.code == code, f"code {error.code}, expected {code}"
-        assert param is ... or error.param == param, f"param {error.param}, expected {param}"
-        assert error.request_id, "no x-request-id"
-        return error
-    raise AssertionError(f"no {error_type.__name__}")
 
 
 @check
@@ -332,9 +317,4 @@ def operations():
             assert answer.status == 200 and answer.headers["x-request-id"]
 
 
-for function in checks:
-    try:
-        function()
-    except Exception as error:
-        sys.exit(f"openai client: {function.__name__}: {type(error).__name__}: {error}")
-    print(f"openai client: {function.__name__} ok")
+run("openai client")

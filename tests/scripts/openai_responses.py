@@ -12,6 +12,8 @@ import openai
 import pydantic
 from openai import OpenAI
 
+from checks import check, expect, run
+
 base = sys.argv[1].rstrip("/")
 client = OpenAI(base_url=base + "/v1", api_key="unused", max_retries=0, timeout=120)
 model = client.models.list().data[0].id
@@ -28,23 +30,6 @@ weather = {
     },
     "strict": True,
 }
-checks = []
-
-
-def check(function):
-    checks.append(function)
-    return function
-
-
-def expect(error_type, code, call, param=...):
-    try:
-        call()
-    except error_type as error:
-        assert error.code == code, f"code {error.code}, expected {code}"
-        assert param is ... or error.param == param, f"param {error.param}, expected {param}"
-        assert error.request_id, "no x-request-id"
-        return error
-    raise AssertionError(f"no {error_type.__name__}")
 
 
 @check
@@ -202,9 +187,4 @@ def errors():
            "input[0].content[0].type")
 
 
-for function in checks:
-    try:
-        function()
-    except Exception as error:
-        sys.exit(f"openai responses: {function.__name__}: {type(error).__name__}: {error}")
-    print(f"openai responses: {function.__name__} ok")
+run("openai responses")

@@ -11,3 +11,12 @@ make_venv() {
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wanted"
   echo "$wanted" >"$venv/installed"
 }
+
+# make_node FOLDER REQUIREMENT: a folder with one package of npm, made once.
+make_node() {
+  local folder=$1 wanted=$2
+  [ "$(cat "$folder/installed" 2>/dev/null)" != "$wanted" ] || return 0
+  rm -rf "$folder" && mkdir -p "$folder"
+  (cd "$folder" && npm init -y >/dev/null && npm install --silent --no-audit --no-fund "$wanted")
+  echo "$wanted" >"$folder/installed"
+}

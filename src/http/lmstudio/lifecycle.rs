@@ -1,6 +1,6 @@
 //! `POST /api/v1/models/load` and `/unload`, for whoever has the management key.
 //!
-//! Runs on an HTTP worker and holds it until the model is there, as LM Studio's route does. What a load
+//! Runs on an HTTP worker and holds it until the model is there, or gone, as LM Studio's route does. What a load
 //! may change is what the management plane's route lets it change; fields that say how another engine
 //! shall work are taken and have no effect.
 
@@ -13,8 +13,8 @@ use crate::pool::{LoadOverride, RuntimeState};
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
-/// Longest wait for a load.
-const LOAD_WAIT: Duration = Duration::from_secs(600);
+/// Longest wait for a load or an unload.
+const WAIT: Duration = Duration::from_secs(600);
 
 pub(super) fn load(call: &Call<'_>) -> Result<Value, ApiError> {
     let body = parse_object(call.request.body())?;
@@ -38,7 +38,7 @@ pub(super) fn load(call: &Call<'_>) -> Result<Value, ApiError> {
     let ticket = pool
         .load(name, &LoadOverride(overrides))
         .map_err(|error| load_error(name, error))?;
-    let _ = pool.wait_settled(&ticket.model, LOAD_WAIT); // the report tells more
+    let _ = pool.wait_settled(&ticket.model, WAIT); // the report tells more
     let report = pool
         .report(&ticket.model)
         .ok_or_else(|| unknown_model(name))?;
@@ -88,6 +88,8 @@ pub(super) fn unload(call: &Call<'_>) -> Result<Value, ApiError> {
     let pool = call.state.pool();
     pool.unload(name, None)
         .map_err(|error| load_error(name, error))?;
+    // A client that was answered may load it again at once.
+    let _ = pool.wait_settled(name, WAIT);
     Ok(json!({"instance_id": name}))
 }
 
