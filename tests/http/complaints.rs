@@ -104,9 +104,10 @@ fn case_15_counts_are_right_when_an_answer_is_broken_off() {
         client
     };
     let mut cancelled = ask("by-id");
-    server
+    let told = server
         .client()
-        .send("POST", "/v1/requests/by-id/cancel", &[], "");
+        .post("/v1/requests/by-id/cancel", &json!({}));
+    assert_eq!(told.status, 200);
     let mut stream = Vec::new();
     while let Some(chunk) = cancelled.read_chunk() {
         stream.extend(chunk);
