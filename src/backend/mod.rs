@@ -32,6 +32,7 @@
 //! What is not here: tokens' meaning, sampling, page allocation, any policy.
 
 pub mod cpu;
+pub mod cuda;
 mod encoder;
 pub mod exit_signal;
 pub mod quantize;
