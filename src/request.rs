@@ -42,6 +42,13 @@ impl RequestId {
         Self(bytes)
     }
 
+    /// A part of it, for clients that know tasks by a number: different for 2^32 requests in a row.
+    #[must_use]
+    pub fn low_bits(self) -> u32 {
+        let [.., a, b, c, d] = self.0;
+        u32::from_le_bytes([a, b, c, d])
+    }
+
     /// Reads the 24 hex characters that `Display` writes.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {

@@ -366,6 +366,12 @@ impl AnswerParser {
                 self.state = State::Between(region);
             }
             Err(Stop::More) if !is_final => return false,
+            Err(Stop::More) if self.n_calls > 0 => {
+                // Cut before its name was certain. Behind a call it is one, and nobody reads half of it.
+                self.unproven.clear();
+                self.held.clear();
+                self.state = State::Text;
+            }
             Err(Stop::More | Stop::Bad) => {
                 push_text(parts, &std::mem::take(&mut self.unproven));
                 self.state = State::Text;

@@ -259,6 +259,26 @@ fn a_forced_call_that_was_cut_before_its_arguments_is_no_text() {
 }
 
 #[test]
+fn a_further_call_that_was_cut_before_its_arguments_is_no_text() {
+    let hermes = options(Some(Family::Hermes), None);
+    let whole = "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+    let calls = &[("add", "{}")][..];
+    for rest in [
+        "\n<tool_call>",
+        "\n<tool_call>\n{\"na",
+        "\n<tool_call>\n{\"name\": \"add\", \"arg",
+    ] {
+        check(&hermes, &format!("{whole}{rest}"), ("", "", calls));
+    }
+    // What cannot become a call is text all the same.
+    check(
+        &hermes,
+        &format!("{whole}\n<tool_call>5"),
+        ("", "\n<tool_call>5", calls),
+    );
+}
+
+#[test]
 fn thoughts_are_told_from_the_answer() {
     let call = "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
     let calls: &[(&str, &str)] = &[("add", "{}")];

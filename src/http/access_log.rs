@@ -169,6 +169,20 @@ impl AccessRecord {
     }
 }
 
+/// The line of a request that the wire refused by itself: no worker saw it, and little is known of it.
+pub fn refused_unread(id: &str, path: Option<&str>, status: u16, reason: &'static str) {
+    let path = path.map(bounded);
+    tracing::info!(
+        target: TARGET,
+        id,
+        path,
+        state = "refused",
+        status,
+        reason,
+        "request refused unread"
+    );
+}
+
 /// A request that never got so far has no number.
 fn known(n_tokens: u64) -> Option<u64> {
     Some(n_tokens).filter(|n_tokens| *n_tokens > 0)

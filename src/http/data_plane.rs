@@ -5,7 +5,7 @@
 //! error shape here. A panic below costs one request: the wire layer answers 500.
 
 use super::access::Access;
-use super::access_log::AccessRecord;
+use super::access_log::{self, AccessRecord};
 use super::anthropic::routes as anthropic;
 use super::auth::Keys;
 use super::cors::Cors;
@@ -90,9 +90,11 @@ impl Handler for DataPlane {
             .path
             .map_or_else(ErrorStyle::default, ErrorStyle::of_path);
         let error = self.manner(style).apply(&error, "");
+        let id = request_id(None);
+        access_log::refused_unread(&id, refusal.path, error.status(), code.row().2);
         let mut headers = vec![
             ("content-type".to_owned(), "application/json".to_owned()),
-            ("x-request-id".to_owned(), request_id(None)),
+            ("x-request-id".to_owned(), id),
         ];
         let extra = error.headers().into_iter();
         headers.extend(extra.map(|(name, value)| (name.to_owned(), value)));

@@ -39,6 +39,18 @@ pub struct Origins {
 /// A field that means something to chat completions only: its name, and what to use instead.
 pub type Foreign = (&'static str, &'static str);
 
+/// Refuses the first field of `table` that is there, whatever its value.
+///
+/// # Errors
+/// `unsupported_parameter` with its name and what to use instead.
+pub fn refuse_given(body: &Map<String, Value>, table: &[Foreign]) -> Result<(), ApiError> {
+    let is_given = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
+    match table.iter().find(|(name, _)| is_given(name)) {
+        Some((name, why)) => Err(ApiError::unsupported(*name, why)),
+        None => Ok(()),
+    }
+}
+
 impl ChatBody {
     /// Begins with the fields of `body` that are not `consumed`.
     ///
@@ -51,10 +63,7 @@ impl ChatBody {
         messages_field: &'static str,
         tool_words: &'static [(&'static str, &'static str)],
     ) -> Result<Self, ApiError> {
-        let is_given = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
-        if let Some((name, why)) = foreign.iter().find(|(name, _)| is_given(name)) {
-            return Err(ApiError::unsupported(*name, why));
-        }
+        refuse_given(body, foreign)?;
         let kept = body
             .iter()
             .filter(|(name, _)| !consumed.contains(&name.as_str()));

@@ -250,7 +250,10 @@ impl ApiError {
     #[must_use]
     pub fn for_load(&self, overload_status: u16) -> Self {
         Self {
-            status_override: self.code.is_for_load().then_some(overload_status),
+            status_override: match self.code.is_for_load() {
+                true => Some(overload_status),
+                false => self.status_override,
+            },
             ..self.clone()
         }
     }
@@ -559,6 +562,12 @@ mod tests {
         ];
         assert_eq!((never.status(), never.headers()), (400, headers.to_vec()));
         assert_eq!(never.for_load(429).status(), 400);
+        // A status that somebody else has chosen stays.
+        let chosen = ApiError {
+            status_override: Some(418),
+            ..never.clone()
+        };
+        assert_eq!(chosen.for_load(429).status(), 418);
 
         let timeout = RequestError::QueueTimeout {
             waited_ms: 12,

@@ -195,6 +195,13 @@ pub fn route(method: &str, path: &str) -> Result<Route, ApiError> {
             format!("unknown request URL: {method} {path}; see /v1/models, /v1/chat/completions"),
         ));
     };
+    if method == "POST" && route == Route::Response("compact".to_owned()) {
+        return Err(ApiError::new(
+            ErrorCode::NotImplemented,
+            "responses are not compacted here; go on with 'previous_response_id', or send the items \
+             that shall count as 'input'",
+        ));
+    }
     let allow = route.allow();
     if allow.split(", ").any(|allowed| allowed == method) {
         return Ok(route);

@@ -26,6 +26,7 @@ pub(crate) fn info(record: &Record, state: Lifecycle, now: Stamp) -> RequestInfo
         // Saturates: a request may come between the reading of the clock and the listing.
         age: now.at.duration_since(state.stamps().queued.at),
         prompt_tokens: record.request.prompt_tokens(),
+        max_tokens: record.request.max_tokens,
         completion_tokens: record.n_tokens(),
         loops: record.loops,
     }
@@ -50,6 +51,8 @@ pub struct RequestInfo {
     pub age: Duration,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
+    /// Most tokens of its answer; `u32::MAX` where nobody set a limit.
+    pub max_tokens: u32,
     /// Tokens generated so far.
     pub completion_tokens: u32,
     /// Loops asked and granted; None when neither it nor the model speaks of loops.

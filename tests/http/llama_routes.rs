@@ -382,7 +382,12 @@ fn properties_and_slots_tell_what_the_server_is() {
         client.send("POST", "/completion", &[], &body);
     }
     wait_for("both jobs", || alphabet.n_active() == 2);
-    assert_eq!(get("/slots")[1]["is_processing"], true);
+    let slots = get("/slots");
+    assert_eq!(slots[1]["is_processing"], true);
+    assert_eq!(slots[1]["next_token"][0]["n_remain"], 3);
+    assert!(slots[1]["id_task"].is_u64(), "{slots}");
+    assert_ne!(slots[0]["id_task"], slots[1]["id_task"]);
+    assert_eq!(props["media_marker"], "<__media__>");
     assert_eq!(server.client().get("/slots?fail_on_no_slot=1").status, 503);
     alphabet.run_out();
     for client in &mut clients {

@@ -477,6 +477,37 @@ fn faults_and_cancels_on_the_way_end_the_stream_once() {
 }
 
 #[test]
+fn compacting_is_refused_by_name_and_cut_calls_are_left_out_of_what_follows() {
+    let server = TestServer::start(Alphabet::at_once());
+    let mut client = server.client();
+    let answer = client.post("/v1/responses/compact", &json!({"input": "x"}));
+    let error = answer.json()["error"].clone();
+    assert_eq!(
+        (answer.status, &error["code"]),
+        (501, &json!("not_implemented"))
+    );
+    assert!(
+        error["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("previous_response_id"))
+    );
+    let cut = json!({"type": "function_call", "call_id": "c", "name": "f", "status": "incomplete",
+                     "arguments": "{\"a\": "});
+    let user = json!({"role": "user", "content": "go on"});
+    assert_eq!(
+        create(&mut client, &json!({"input": [cut, user]})).status,
+        200
+    );
+    let answered = json!({"type": "function_call_output", "call_id": "c", "output": "x"});
+    let refused = create(&mut client, &json!({"input": [cut, answered]}));
+    let error = refused.json()["error"].clone();
+    assert_eq!(
+        (refused.status, &error["param"]),
+        (400, &json!("input[1].call_id"))
+    );
+}
+
+#[test]
 fn a_real_model_says_the_same_in_a_stream() {
     let server = serve_tiny(ExecutorConfig::default(), EngineConfig::default(), |_| {});
     let mut client = server.client();

@@ -66,6 +66,7 @@ pub(super) fn props(call: &Call<'_>) -> Result<Value, ApiError> {
         "model_ftype": model.meta.quantization,
         "model_path": model.meta.file,
         "modalities": {"vision": false, "audio": false, "video": false},
+        "media_marker": "<__media__>",
         "endpoint_slots": true,
         "endpoint_props": false,
         "endpoint_metrics": true,
@@ -112,6 +113,14 @@ fn default_settings() -> Value {
     settings(&job, &body)
 }
 
+/// Tokens that a request may still get; -1 where it has no limit of its own.
+fn n_remain(info: &RequestInfo) -> i64 {
+    match info.max_tokens {
+        u32::MAX => -1,
+        max_tokens => i64::from(max_tokens.saturating_sub(info.completion_tokens)),
+    }
+}
+
 /// Requests that the model's replicas hold at once.
 fn n_slots(model: &LoadedModel) -> u32 {
     let snapshot = model.executor.snapshot();
@@ -144,9 +153,10 @@ pub(super) fn slots(call: &Call<'_>) -> Result<Value, ApiError> {
             "is_processing": slot_idx < running.len(),
         });
         if let Some(info) = running.get(slot_idx) {
+            slot["id_task"] = info.id.low_bits().into();
             slot["n_prompt_tokens"] = info.prompt_tokens.into();
             slot["next_token"] = json!([{
-                "has_next_token": true, "has_new_line": false, "n_remain": -1,
+                "has_next_token": true, "has_new_line": false, "n_remain": n_remain(info),
                 "n_decoded": info.completion_tokens,
             }]);
         }

@@ -1,5 +1,9 @@
 //! `messages` of a chat: checked, with roles mapped and contents flattened, ready for a template.
 //!
+//! Calls and results are held to OpenAI's rules: a result names a call before it, ids differ within a
+//! turn, and only the assistant calls. A call without an id, as some local servers make them, may be
+//! answered under any.
+//!
 //! Pure. `developer` becomes `system`, `function` becomes `tool`, text parts are joined to one text,
 //! images and audio are refused. Calls of tools stay as OpenAI writes them; what a template wants in
 //! their place is up to `tokenizer::template_traits`.
@@ -8,6 +12,7 @@ use super::fields::{Fields, kind_of, wrong_kind};
 use super::tools::function_name;
 use crate::http::errors::{ApiError, ErrorCode};
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 
 /// Reads the messages; at least one.
 ///
@@ -27,11 +32,48 @@ pub fn messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
             "'messages' must hold at least one message",
         ));
     }
-    items
-        .iter()
-        .enumerate()
-        .map(|(index, item)| message(index, item))
-        .collect()
+    let messages = items.iter().enumerate();
+    let messages: Result<Vec<Value>, ApiError> =
+        messages.map(|(index, item)| message(index, item)).collect();
+    let messages = messages?;
+    check_results(items, &messages)?;
+    Ok(messages)
+}
+
+/// Results name calls before them, and the calls of one message have different ids. `given` are the
+/// messages as the client wrote them: the older role `function` has no ids.
+fn check_results(given: &[Value], messages: &[Value]) -> Result<(), ApiError> {
+    let mut known = HashSet::new();
+    let mut has_nameless = false;
+    for (index, (given, message)) in given.iter().zip(messages).enumerate() {
+        let calls = message.get("tool_calls").and_then(Value::as_array);
+        let mut of_message = HashSet::new();
+        for (call_idx, call) in calls.into_iter().flatten().enumerate() {
+            let Some(id) = call.get("id").and_then(Value::as_str) else {
+                has_nameless = true;
+                continue;
+            };
+            if !of_message.insert(id) {
+                let place = format!("messages[{index}].tool_calls[{call_idx}].id");
+                let message = format!("'{place}' is the id of an earlier call of this message");
+                return Err(ApiError::invalid(place, message));
+            }
+        }
+        known.extend(of_message);
+        let answered = message.get("tool_call_id").and_then(Value::as_str);
+        let Some(id) = answered.filter(|_| given["role"] == "tool") else {
+            continue;
+        };
+        if !known.contains(id) && !has_nameless {
+            let place = format!("messages[{index}].tool_call_id");
+            let message = format!(
+                "'{place}' names no call before it: a tool message follows an assistant message \
+                 whose 'tool_calls' hold its id"
+            );
+            return Err(ApiError::invalid(place, message));
+        }
+    }
+    Ok(())
 }
 
 /// One message; fields that are not looked at stay as they are.
@@ -72,6 +114,17 @@ fn message(index: usize, item: &Value) -> Result<Value, ApiError> {
             }
         }
         _ => {}
+    }
+    let place = format!("{name}.tool_calls");
+    match map.get("tool_calls").filter(|_| role != "assistant") {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(calls)) if calls.is_empty() => {
+            flat.shift_remove("tool_calls");
+        }
+        Some(_) => {
+            let message = format!("'{place}' belongs to messages of the assistant only");
+            return Err(ApiError::invalid(place, message));
+        }
     }
     Ok(Value::Object(flat))
 }
@@ -147,7 +200,8 @@ fn past_call(place: &str, call: Value) -> Result<Value, ApiError> {
     let arguments = match function.get("arguments") {
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
-        // What is no JSON the model wrote so, and it shall see what it wrote.
+        // What is no JSON the model wrote so, and answers pass it on: whoever sends it back, as agents
+        // do with all that was said, is not locked out, and the model sees what it wrote.
         Some(Value::String(text)) => text.clone(),
         Some(object @ Value::Object(_)) => object.to_string(),
         Some(other) => {
@@ -241,6 +295,25 @@ mod tests {
     }
 
     #[test]
+    fn ids_may_come_again_in_a_later_turn_and_calls_may_have_none() {
+        let call = |id: Value| json!({"role": "assistant", "tool_calls": [{"id": id, "function": {"name": "f"}}]});
+        let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "x"});
+        parse(json!([
+            call(json!("c")),
+            result("c"),
+            call(json!("c")),
+            result("c")
+        ]))
+        .expect("turns");
+        parse(json!([call(Value::Null), result("any")])).expect("no id");
+        let mut unsound = call(json!("c"));
+        unsound["tool_calls"][0]["function"]["arguments"] = json!("{bad}");
+        let found = parse(json!([unsound, result("c")])).expect("the model wrote it");
+        assert_eq!(found[0]["tool_calls"][0]["function"]["arguments"], "{bad}");
+        parse(json!([{"role": "user", "content": "x", "tool_calls": []}])).expect("none");
+    }
+
+    #[test]
     fn faults_of_calls_name_their_place() {
         let call =
             |call: Value| json!([{"role": "assistant", "content": null, "tool_calls": [call]}]);
@@ -257,6 +330,13 @@ mod tests {
             (json!([{"role": "assistant", "content": "", "reasoning_content": 3}]), "messages[0].reasoning_content"),
             (json!([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
             (json!([{"role": "tool", "content": "x", "tool_call_id": 3}]), "messages[0].tool_call_id"),
+            (json!([{"role": "tool", "content": "x", "tool_call_id": "c"}]), "messages[0].tool_call_id"),
+            (json!([{"role": "user", "content": "x", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}]), "messages[0].tool_calls"),
+            (json!([{"role": "system", "content": "x", "tool_calls": 5}]), "messages[0].tool_calls"),
+            (json!([{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}, {"id": "c", "function": {"name": "g"}}]}]),
+             "messages[0].tool_calls[1].id"),
+            (json!([{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}, {"role": "tool", "content": "x", "tool_call_id": "d"}]),
+             "messages[1].tool_call_id"),
         ];
         for (messages, param) in table {
             let error = parse(messages.clone()).expect_err(&messages.to_string());

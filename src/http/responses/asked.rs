@@ -9,7 +9,7 @@ use super::input::{Messages, items, reference};
 use super::kept::Responses;
 use super::object::Echo;
 use super::store::{Owner, Turn};
-use crate::http::dialect::{ChatBody, Foreign, Origins};
+use crate::http::dialect::{ChatBody, Foreign, Origins, refuse_given};
 use crate::http::errors::{ApiError, ErrorCode};
 use crate::http::openai::fields::{Fields, kind_of, wrong_kind};
 use serde_json::{Map, Value, json};
@@ -99,10 +99,7 @@ impl Asked {
         owner: Owner<'_>,
     ) -> Result<Self, ApiError> {
         let fields = Fields::new(body);
-        let absent = ABSENT.iter().find(|(name, _)| fields.get(name).is_some());
-        if let Some((name, why)) = absent {
-            return Err(ApiError::unsupported(*name, why));
-        }
+        refuse_given(body, ABSENT)?;
         refuse_background(&fields)?;
         let mut chat = ChatBody::new(body, CONSUMED, FOREIGN, "input", TOOL_WORDS)?;
         let mut echo = plain_echo(&fields)?;

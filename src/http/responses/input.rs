@@ -82,6 +82,10 @@ impl<'a> Messages<'a> {
     fn call(&mut self, place: &str, map: &Map<String, Value>) -> Result<(), ApiError> {
         let (id, name) = (text(place, map, "call_id")?, text(place, map, "name")?);
         let arguments = text(place, map, "arguments")?;
+        if map.get("status").and_then(Value::as_str) == Some("incomplete") {
+            // It was cut while the model wrote it: nobody could call that, and nobody answers it.
+            return Ok(());
+        }
         self.calls.insert(id.to_owned(), name.to_owned());
         let call = json!({
             "id": id, "type": "function", "function": {"name": name, "arguments": arguments},

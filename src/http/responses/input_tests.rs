@@ -60,6 +60,23 @@ fn a_thought_belongs_to_what_the_model_says_next() {
 }
 
 #[test]
+fn calls_that_were_cut_are_left_out() {
+    let cut = json!({"type": "function_call", "call_id": "c1", "name": "f", "status": "incomplete",
+        "arguments": "{\"a\": "});
+    let whole = json!({"type": "function_call", "call_id": "c0", "name": "f", "arguments": "{}"});
+    let result = json!({"type": "function_call_output", "call_id": "c0", "output": "x"});
+    let user = json!({"role": "user", "content": "go on"});
+    let made = messages(&json!([whole, cut, result, user])).expect("valid");
+    assert_eq!(made[0]["tool_calls"].as_array().map(Vec::len), Some(1));
+    assert_eq!(made.as_array().map(Vec::len), Some(3));
+    let made = messages(&json!([cut, user])).expect("valid");
+    assert_eq!(made, json!([user]));
+    let answered = json!({"type": "function_call_output", "call_id": "c1", "output": "x"});
+    let error = messages(&json!([cut, answered])).expect_err("it was never made");
+    assert_eq!(error.param.as_deref(), Some("input[1].call_id"));
+}
+
+#[test]
 fn faults_name_their_place() {
     let call = json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"});
     for (item, param) in [
