@@ -7,6 +7,7 @@
 //! come last and win (`cli::serve`). The running server never writes configuration.
 
 mod backends;
+mod device;
 mod executor;
 pub mod flags;
 mod keys;
@@ -21,6 +22,7 @@ pub use backends::{
     AllowRemote, CallLimits, Dialect, Embeddings, LlamaServerConfig, OpenaiRemoteConfig,
     ProcessConfig, VllmServeConfig,
 };
+pub use device::DeviceChoice;
 pub use executor::{ExecutorConfig, TargetInflight};
 pub use keys::{KeyConfig, KeyLimits};
 pub use models::{
@@ -70,6 +72,10 @@ pub struct EngineConfig {
     pub quantize: Option<QuantizeType>,
     /// How embeddings are made of the tokens' states; None = as the file says, else the mean.
     pub pooling: Option<Pooling>,
+    /// Where it runs.
+    pub device: DeviceChoice,
+    /// On a GPU: passes that come again are captured once and replayed.
+    pub cuda_graphs: bool,
 }
 
 /// How a model loops, where it should differ from what its file says.
@@ -125,6 +131,8 @@ impl Default for EngineConfig {
             loops: LoopsConfig::default(),
             quantize: None,
             pooling: None,
+            device: DeviceChoice::default(),
+            cuda_graphs: true,
         }
     }
 }

@@ -17,7 +17,8 @@ use crate::error::Error;
 use crate::model::{self, ModelSpec};
 use crate::request::{GenerationEvent, GenerationRequest, SamplingParams, TokenId, random_u64};
 use crate::runtime::Runtime;
-use crate::runtime::native::{BackendKind, NativeRuntime};
+use crate::runtime::device::only_place;
+use crate::runtime::native::NativeRuntime;
 use crate::tokenizer::{EncodeOptions, GrammarSpec, Grammars};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -196,7 +197,8 @@ pub(super) fn measure_all(args: &BenchArgs) -> Result<Report, Error> {
     };
     args.model_args.apply(&mut config);
     let start = Instant::now();
-    let runtime = NativeRuntime::load(&args.model, &config, BackendKind::Cpu, &mut |_, _| {})
+    let kind = only_place(&config).map_err(Error::Usage)?;
+    let runtime = NativeRuntime::load(&args.model, &config, kind, &mut |_, _| {})
         .map_err(|error| Error::other("bench", error))?;
     let load_seconds = start.elapsed().as_secs_f64();
     let requests = Requests::new(&runtime, args)?;

@@ -10,6 +10,7 @@ pub mod bench;
 pub mod bench_depth;
 pub mod bench_http;
 pub mod bench_share;
+pub mod devices;
 mod engine_link;
 pub mod exit_args;
 pub mod inspect;
@@ -82,6 +83,8 @@ pub enum Command {
     Quantize(quantize::QuantizeArgs),
     /// Make a key for a client of a server.
     Key(key::KeyArgs),
+    /// List the devices of this machine that models can run on, and why one cannot be used.
+    Devices(devices::DevicesArgs),
     /// Show how a text becomes tokens.
     Tokenize(tokenize::TokenizeArgs),
     /// Show what a model file holds and how much memory it needs.
@@ -112,6 +115,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         Command::Score(args) => score::run(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Key(args) => key::run(args),
+        Command::Devices(args) => devices::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Inspect(args) => inspect::run(args),
     }

@@ -2,7 +2,7 @@
 //!
 //! Plain data. What the values mean stands in `config` (`[engine] loops`, `quantize`).
 
-use crate::config::{EngineConfig, QuantizeType};
+use crate::config::{DeviceChoice, EngineConfig, QuantizeType};
 
 /// Shared flags.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
@@ -19,6 +19,9 @@ pub struct ModelArgs {
     /// Convert float weights while loading.
     #[arg(long, value_enum, value_name = "TYPE")]
     pub quantize: Option<QuantizeType>,
+    /// cpu, cuda, cuda:N, or auto: GPUs where they can be used [default: cpu].
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<DeviceChoice>,
 }
 
 impl ModelArgs {
@@ -33,6 +36,7 @@ impl ModelArgs {
             loops.max = loops.max.or(self.loops).or(Some(1));
         }
         engine.quantize = self.quantize.or(engine.quantize);
+        engine.device = self.device.unwrap_or(engine.device);
     }
 }
 

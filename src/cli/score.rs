@@ -14,6 +14,7 @@ use crate::config::{BUILTIN_MODEL, EngineConfig};
 use crate::error::Error;
 use crate::request::{GenerationEvent, GenerationRequest, TokenId, TokenLogprob, Usage};
 use crate::runtime::Runtime;
+use crate::runtime::device::only_place;
 use crate::runtime::native::{BackendKind, NativeRuntime};
 use crate::tokenizer::EncodeOptions;
 use serde::Serialize;
@@ -103,7 +104,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Error> {
     };
     args.model_args.apply(&mut config);
     let kind = match args.backend {
-        ScoreBackend::Cpu => BackendKind::Cpu,
+        ScoreBackend::Cpu => only_place(&config).map_err(Error::Usage)?,
         ScoreBackend::Reference => BackendKind::Reference,
     };
     let runtime = NativeRuntime::load(&args.model, &config, kind, &mut |_, _| {})

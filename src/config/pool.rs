@@ -13,6 +13,9 @@ pub struct PoolConfig {
     /// Bytes of main memory that models may hold together; None = what was available when the server
     /// started, less a reserve.
     pub cpu_bytes: Option<u64>,
+    /// Bytes of each GPU that models may hold together; None = what was free when the first model asked
+    /// for GPUs, less a twentieth.
+    pub cuda_bytes: Option<u64>,
     /// Loads that run at once; further ones wait.
     pub load_threads: usize,
     /// A model is not evicted for another one before it was loaded for so long; in the file
@@ -36,6 +39,7 @@ impl Default for PoolConfig {
     fn default() -> Self {
         Self {
             cpu_bytes: None,
+            cuda_bytes: None,
             load_threads: 2,
             min_residency: Duration::from_secs(10),
             load_wait: Duration::from_secs(60),

@@ -141,6 +141,8 @@ fn engine_shown(engine: &EngineConfig) -> Value {
         cache_window,
         loops,
         quantize,
+        device,
+        cuda_graphs,
     } = engine;
     let LoopsConfig {
         layers,
@@ -157,6 +159,8 @@ fn engine_shown(engine: &EngineConfig) -> Value {
         "pooling": pooling.map(Pooling::name),
         "prefix_cache": prefix_cache,
         "cache_window": cache_window,
+        "device": device.to_string(),
+        "cuda_graphs": cuda_graphs,
         "loops": {"layers": layers, "default": default, "max": max},
         "quantize": quantize.map(|wanted| match wanted {
             QuantizeType::F16 => "f16",

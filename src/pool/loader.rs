@@ -13,11 +13,12 @@ use super::model::{
     EmbeddingMeta, LoadPhase, LoadedModel, LoadingModel, LoopRange, ModelMeta, RuntimeWatch,
     WindowRange,
 };
+use super::places::{NativePlaces, device_of};
 use super::sizes::Estimate;
 use super::{estimate, estimate_foreign, facts};
 use crate::chat::Family;
 use crate::config::{Embeddings, EngineConfig, FakeConfig, ModelConfig, ModelSource};
-use crate::engine::arbiter::{DeviceArbiter, DeviceShare};
+use crate::engine::arbiter::DeviceShare;
 use crate::format::ModelFile;
 use crate::model::{self, DeclaredPooling};
 use crate::runtime::fake::{self, FakeRuntime, Pace};
@@ -45,6 +46,12 @@ pub trait ModelLoader: Send + Sync {
         None
     }
 
+    /// Bytes that the GPUs it may run on can hold; cheap.
+    fn gpu_room(&self, config: &ModelConfig) -> Vec<(DeviceId, u64)> {
+        let _ = config;
+        Vec::new()
+    }
+
     /// Makes all replicas and a started executor; tells its progress, and gives up when that is
     /// cancelled.
     ///
@@ -59,10 +66,8 @@ pub trait ModelLoader: Send + Sync {
 
 /// The loader of every source that a configuration can name.
 pub struct SourceLoader {
-    kind: BackendKind,
     metrics: Arc<Metrics>,
-    /// Main memory's cores, which all native engines share.
-    arbiter: DeviceArbiter,
+    places: NativePlaces,
 }
 
 /// How the replicas of a model are made, and what the front needs to talk to them.
@@ -72,6 +77,8 @@ struct Recipe {
     factory: ReplicaFactory,
     /// Stands in for replicas that are not ours and do not answer yet.
     absent: Option<AbsentFactory>,
+    /// Devices that the replicas are spread over, in turns.
+    n_devices: u32,
     tokenizer: Option<Arc<Tokenizer>>,
     chat_template: Result<Arc<ChatTemplate>, String>,
     /// Its memory is that of one replica.
@@ -79,13 +86,13 @@ struct Recipe {
 }
 
 impl SourceLoader {
-    /// Native models run on these kernels; executors report to `metrics`.
+    /// Native models run on these kernels, or with `Cpu` where each one's `device` says; executors
+    /// report to `metrics`.
     #[must_use]
     pub fn new(kind: BackendKind, metrics: Arc<Metrics>) -> Self {
         Self {
-            kind,
             metrics,
-            arbiter: DeviceArbiter::new(),
+            places: NativePlaces::new(kind),
         }
     }
 
@@ -96,10 +103,7 @@ impl SourceLoader {
         watch: &RuntimeWatch,
     ) -> Result<Recipe, String> {
         match &config.source {
-            ModelSource::File(path) => {
-                let share = self.arbiter.share(config.lifecycle.device_weight);
-                native(path, config, (self.kind, share), progress)
-            }
+            ModelSource::File(path) => native(path, config, self.places.shares(config)?, progress),
             ModelSource::Fake(fake) => Ok(stand_in(fake)),
             source @ (ModelSource::OpenaiRemote(_)
             | ModelSource::LlamaServer(_)
@@ -116,7 +120,10 @@ impl SourceLoader {
 impl ModelLoader for SourceLoader {
     fn estimate(&self, config: &ModelConfig) -> Estimate {
         let one = match &config.source {
-            ModelSource::File(path) => estimate::of_file(path, &config.engine).unwrap_or_default(),
+            ModelSource::File(path) => {
+                let one = estimate::of_file(path, &config.engine).unwrap_or_default();
+                return self.places.estimate(one, config);
+            }
             ModelSource::LlamaServer(child) => estimate_foreign::of_llama_server(child),
             ModelSource::VllmServe(child) => estimate_foreign::of_vllm_serve(child),
             ModelSource::Fake(_) | ModelSource::OpenaiRemote(_) => Estimate::default(),
@@ -129,9 +136,16 @@ impl ModelLoader for SourceLoader {
 
     fn fault(&self, config: &ModelConfig) -> Option<String> {
         match &config.source {
-            ModelSource::File(path) => estimate::fault_of_file(path, &config.engine),
+            ModelSource::File(path) => {
+                let fault = estimate::fault_of_file(path, &config.engine);
+                fault.or_else(|| self.places.of(&config.engine).err())
+            }
             _ => None,
         }
+    }
+
+    fn gpu_room(&self, config: &ModelConfig) -> Vec<(DeviceId, u64)> {
+        self.places.gpu_room(config)
     }
 
     fn load(
@@ -155,7 +169,8 @@ impl ModelLoader for SourceLoader {
         executor
             .start()
             .map_err(|error| format!("the driver thread cannot be started: {error}"))?;
-        let memory = recipe.meta.memory.times(config.lifecycle.replicas);
+        let most_on_one = config.lifecycle.replicas.div_ceil(recipe.n_devices);
+        let memory = recipe.meta.memory.times(most_on_one);
         let memory = measured(memory, n_resident_bytes);
         Ok(LoadedModel {
             name: config.name.clone(),
@@ -280,6 +295,7 @@ fn elsewhere(
         first: None,
         factory,
         absent,
+        n_devices: 1,
         tokenizer: None,
         chat_template: Err("the program that runs the model has it".to_owned()),
         meta: ModelMeta {
@@ -314,6 +330,7 @@ fn stand_in(config: &FakeConfig) -> Recipe {
         first: None,
         factory: Arc::new(factory),
         absent: None,
+        n_devices: 1,
         chat_template: ChatTemplate::compile(template, "", "")
             .map(Arc::new)
             .map_err(|error| error.to_string()),
@@ -335,9 +352,8 @@ struct Native {
     path: PathBuf,
     name: String,
     engine: EngineConfig,
-    kind: BackendKind,
-    /// Each replica takes a seat.
-    share: DeviceShare,
+    /// In turns; each replica takes a seat there.
+    places: Vec<(BackendKind, DeviceShare)>,
     tokenizer: Arc<Tokenizer>,
     n_replicas: u32,
     /// Of the load; replicas that are built anew later have none.
@@ -362,14 +378,15 @@ impl Native {
                 progress.report(before.saturating_add(done), all);
             }
         };
+        let (kind, share) = &self.places[index % self.places.len()];
         NativeRuntime::from_file(
             &file,
             Arc::clone(&self.tokenizer),
             &self.name,
             &self.engine,
             Place {
-                kind: self.kind,
-                seat: Some(self.share.seat()),
+                kind: *kind,
+                seat: Some(share.seat()),
             },
             &mut report,
         )
@@ -382,7 +399,7 @@ impl Native {
 fn native(
     path: &Path,
     config: &ModelConfig,
-    (kind, share): (BackendKind, DeviceShare),
+    places: Vec<(BackendKind, DeviceShare)>,
     progress: &Arc<LoadingModel>,
 ) -> Result<Recipe, String> {
     let file = model::open(path).map_err(|error| error.to_string())?;
@@ -394,8 +411,7 @@ fn native(
         path: path.to_owned(),
         name: config.name.clone(),
         engine: config.engine.clone(),
-        kind,
-        share,
+        places,
         tokenizer: Arc::clone(&tokenizer),
         n_replicas: config.lifecycle.replicas,
         progress: Mutex::new(Some(Arc::clone(progress))),
@@ -407,7 +423,9 @@ fn native(
     {
         tracing::warn!(model = %config.name, %why, "chat requests will be refused");
     }
-    let meta = native_meta(path, &file, config, &first);
+    let device = device_of(native.places[0].0);
+    let n_devices = native.places.len() as u32;
+    let meta = native_meta(path, &file, config, (&first, device));
     let for_factory = Arc::clone(&native);
     let last = config.lifecycle.replicas.saturating_sub(1) as usize;
     if last == 0 {
@@ -424,6 +442,7 @@ fn native(
         first: Some(Arc::new(first)),
         factory: Arc::new(factory),
         absent: None,
+        n_devices,
         tokenizer: Some(tokenizer),
         chat_template,
         meta,
@@ -442,7 +461,7 @@ fn native_meta(
     path: &Path,
     file: &ModelFile,
     config: &ModelConfig,
-    runtime: &NativeRuntime,
+    (runtime, device): (&NativeRuntime, DeviceId),
 ) -> ModelMeta {
     let spec = runtime.spec();
     let memory = runtime.memory();
@@ -479,7 +498,7 @@ fn native_meta(
         },
         backend: format!("native ({})", runtime.backend_name()),
         memory: ModelMemory {
-            device: DeviceId::Cpu,
+            device,
             weight_bytes: memory.weight_bytes,
             kv_bytes: memory.kv_bytes,
             scratch_bytes: memory.scratch_bytes,
@@ -531,6 +550,7 @@ mod tests {
             first: None,
             factory,
             absent: None,
+            n_devices: 1,
             tokenizer: None,
             chat_template: Err(String::new()),
             meta: ModelMeta::default(),

@@ -36,6 +36,7 @@ pub mod ledger;
 pub mod loader;
 mod model;
 pub mod overrides;
+mod places;
 mod registry;
 mod reload;
 mod report;
@@ -178,11 +179,24 @@ impl Pool {
     pub fn add(&self, config: ModelConfig) -> Result<(), NameTaken> {
         let is_reaped = config.lifecycle.idle_unload.is_some();
         let now = self.shared.clock.now();
+        self.learn_gpus(std::slice::from_ref(&config));
         self.shared.registry.lock().add(config, now)?;
         if is_reaped {
             self.watch_idleness();
         }
         Ok(())
+    }
+
+    /// Sets the limits of GPUs that models may run on, as far as they have none.
+    fn learn_gpus(&self, configs: &[ModelConfig]) {
+        let loader = &self.shared.loader;
+        let found = configs.iter().flat_map(|config| loader.gpu_room(config));
+        let found: Vec<(DeviceId, u64)> = found.collect();
+        let mut registry = self.shared.registry.lock();
+        for (device, free_bytes) in found {
+            let limit_bytes = self.shared.config.cuda_bytes.unwrap_or(free_bytes);
+            registry.limit_once(device, limit_bytes);
+        }
     }
 
     /// Adds a model that was loaded elsewhere: in the place of its entry when that is not loaded,
@@ -347,6 +361,7 @@ impl Pool {
         let is_reaped = |config: &ModelConfig| config.lifecycle.idle_unload.is_some();
         let needs_reaper = configs.iter().any(is_reaped);
         let now = self.shared.clock.now();
+        self.learn_gpus(&configs);
         let report = self.shared.registry.lock().reload(configs, now)?;
         self.shared.changed.notify_all();
         if needs_reaper {

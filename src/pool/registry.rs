@@ -46,6 +46,11 @@ impl Registry {
         &self.limits
     }
 
+    /// Limits a device that has no limit yet.
+    pub(super) fn limit_once(&mut self, device: DeviceId, limit_bytes: u64) {
+        self.limits.bytes.entry(device).or_insert(limit_bytes);
+    }
+
     pub(super) fn counts(&self) -> &Counts {
         &self.counts
     }

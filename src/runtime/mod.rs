@@ -7,6 +7,7 @@
 //! one thread at a time, and must never block there. What is not here: queueing, priorities, admission (`scheduler`).
 
 pub mod child;
+pub mod device;
 pub mod fake;
 pub mod features;
 pub mod foreign;

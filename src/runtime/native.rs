@@ -7,6 +7,7 @@
 
 use super::{Capability, Feature, Features, LoopCost, Runtime, RuntimeStatus};
 use crate::backend::cpu::CpuBackend;
+use crate::backend::cuda::CudaBackend;
 use crate::backend::reference::ReferenceBackend;
 use crate::backend::{Backend, BackendError, MemoryUse};
 use crate::config::EngineConfig;
@@ -31,6 +32,13 @@ pub enum BackendKind {
     Cpu,
     /// The plain f32 oracle: slow, and the yardstick.
     Reference,
+    /// The kernels of a GPU.
+    Cuda {
+        /// Its number for the driver.
+        number: u32,
+        /// Passes that come again are captured once and replayed.
+        graphs: bool,
+    },
 }
 
 /// Where a model runs.
@@ -169,13 +177,20 @@ impl NativeRuntime {
     }
 }
 
-fn open_backend(
+/// A backend without weights.
+///
+/// # Errors
+/// When the device or its kernels cannot be used.
+pub fn open_backend(
     kind: BackendKind,
     config: &EngineConfig,
 ) -> Result<Box<dyn Backend>, BackendError> {
     Ok(match kind {
         BackendKind::Cpu => Box::new(CpuBackend::new(config.threads)?),
         BackendKind::Reference => Box::new(ReferenceBackend::new()),
+        BackendKind::Cuda { number, graphs } => {
+            Box::new(CudaBackend::open(number as usize, graphs)?)
+        }
     })
 }
 

@@ -16,13 +16,13 @@ mod workload;
 
 use super::model_args::ModelArgs;
 use super::output::Output;
-use crate::backend::Backend;
-use crate::backend::cpu::CpuBackend;
 use crate::config::EngineConfig;
 use crate::engine::{Engine, EngineParts};
 use crate::error::Error;
 use crate::format::ModelFile;
 use crate::model::{self, LoadOptions, Model, ModelSpec, requantize};
+use crate::runtime::device::only_place;
+use crate::runtime::native::open_backend;
 use drive::{Clock, Driver, Served, Way};
 use report::{Matched, Report};
 use std::path::PathBuf;
@@ -245,8 +245,8 @@ impl<'a> Bench<'a> {
             config.loops.default = Some(room.deepest);
             config.loops.max = Some(room.deepest);
         }
-        let backend = CpuBackend::new(threads).map_err(|error| failed(&error))?;
-        let mut backend: Box<dyn Backend> = Box::new(backend);
+        let kind = only_place(&config).map_err(Error::Usage)?;
+        let mut backend = open_backend(kind, &config).map_err(|error| failed(&error))?;
         let model = match &self.source {
             Source::Random => random_model::load(backend.as_mut(), room.deepest)?,
             Source::File(file) => {

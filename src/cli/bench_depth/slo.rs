@@ -16,7 +16,8 @@ use crate::cli::output::Output;
 use crate::config::{BUILTIN_MODEL, EngineConfig, ExecutorConfig};
 use crate::error::Error;
 use crate::request::GenerationRequest;
-use crate::runtime::native::{BackendKind, NativeRuntime};
+use crate::runtime::device::only_place;
+use crate::runtime::native::NativeRuntime;
 use crate::scheduler::{Executor, SubmitError, SubmitOptions, TokenStream};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -189,7 +190,8 @@ impl<'a> Server<'a> {
         // KV is counted at the default depth.
         config.loops.default = Some(args.asked);
         config.loops.max = Some(args.asked);
-        let runtime = NativeRuntime::load(&args.model, &config, BackendKind::Cpu, &mut |_, _| {});
+        let kind = only_place(&config).map_err(Error::Usage)?;
+        let runtime = NativeRuntime::load(&args.model, &config, kind, &mut |_, _| {});
         let runtime = runtime.map_err(|error| failed(&error))?;
         let shape = Shape {
             n_requests: args.requests,

@@ -23,6 +23,22 @@ fn body(ledger: &[DeviceReport], gpus: Result<Vec<Gpu>, String>) -> Value {
         devices.push(with_ledger(gpu_object(gpu), of(DeviceId::Cuda(gpu.index))));
         n_gpus += 1;
     }
+    // What models of ours hold on GPUs that nvidia-smi does not list, or where there is none.
+    let is_listed = |id: DeviceId| {
+        let listed = gpus.iter().flatten();
+        listed
+            .map(|gpu| DeviceId::Cuda(gpu.index))
+            .any(|gpu| gpu == id)
+    };
+    let on_gpus = ledger.iter().filter(|one| one.device != DeviceId::Cpu);
+    for report in on_gpus.filter(|one| !is_listed(one.device)) {
+        let device = json!({
+            "device": report.device.to_string(), "kind": "gpu", "available": true,
+            "name": null, "uuid": null, "driver": null, "total_bytes": null,
+            "used_bytes": null, "utilization_percent": null,
+        });
+        devices.push(with_ledger(device, Some(report)));
+    }
     let availability = match gpus {
         Ok(_) if n_gpus > 0 => json!({"available": true, "count": n_gpus}),
         Ok(_) => json!({"available": false, "reason": "the driver knows no GPU"}),
