@@ -20,7 +20,7 @@
 //!    segment over them, samples (within what a grammar allows, where there is one), commits. Several
 //!    engines on one device take turns (`engine/arbiter`).
 //! 6. `model/forward` calls the operations of a [`backend::Backend`]: `reference` (the scalar
-//!    oracle) or `cpu` (worker threads, AVX2 or AVX-512).
+//!    oracle), `cpu` (worker threads, AVX2 or AVX-512) or `cuda` (kernels of a GPU).
 //! 7. Each token goes through a channel straight back to the HTTP worker that waits; there it
 //!    becomes text (`tokenizer::TextStream`), one SSE event, one chunk, one flush.
 //! 8. The end (or a cancel, a hang-up, a fault) goes to the driver as well, which counts it and

@@ -56,6 +56,7 @@ pub fn load_enabled(pool: &Pool) -> Result<(), Error> {
 pub fn load_one(model: &ModelConfig) -> Result<(Arc<Pool>, Arc<LoadedModel>), Error> {
     let config = PoolConfig {
         cpu_bytes: Some(u64::MAX),
+        cuda_bytes: Some(u64::MAX),
         ..PoolConfig::default()
     };
     let pool = Arc::new(Pool::with_config(Arc::new(Metrics::new()), config));

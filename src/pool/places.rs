@@ -64,7 +64,7 @@ impl NativePlaces {
         let mut arbiters = self.arbiters.lock();
         let share = |kind| {
             let arbiter = arbiters.entry(device_of(kind));
-            let arbiter = arbiter.or_insert_with(DeviceArbiter::new);
+            let arbiter = arbiter.or_default();
             (kind, arbiter.share(config.lifecycle.device_weight))
         };
         Ok(places.kinds.into_iter().map(share).collect())
