@@ -255,13 +255,20 @@ unsafe impl Send for FakeCuda {}
 
 impl FakeCuda {
     /// Opens the driver with many devices, built as `FAKE_CUDA_FLAVOUR` says. Call it before anything
-    /// asks cudarc for a driver.
+    /// asks cudarc for a driver. `FAKE_CUDA_FLAVOUR=real`: nothing is opened, so that cudarc finds the
+    /// machine's own driver; tests that inject faults must ask [`Self::is_real`] and leave.
     ///
     /// # Panics
     /// When it cannot be built or opened.
     pub(crate) fn open() -> &'static Self {
         static OPEN: OnceLock<FakeCuda> = OnceLock::new();
         OPEN.get_or_init(|| {
+            if std::env::var("FAKE_CUDA_FLAVOUR").is_ok_and(|flavour| flavour == "real") {
+                return Self {
+                    handle: std::ptr::null_mut(),
+                    next_device: AtomicUsize::new(0),
+                };
+            }
             let path = build(Flavour::of_environment()).join("libcuda.so");
             let name = CString::new(path.to_string_lossy().as_ref()).expect("a path without NUL");
             // SAFETY: the library's constructors only fill its own list of kernels.
@@ -278,7 +285,13 @@ impl FakeCuda {
         })
     }
 
+    /// The tests run on the machine's own driver.
+    pub(crate) fn is_real(&self) -> bool {
+        self.handle.is_null()
+    }
+
     fn symbol(&self, name: &CStr) -> *mut c_void {
+        assert!(!self.is_real(), "a real driver has no {name:?}");
         // SAFETY: the handle is open for good and the name ends with NUL.
         let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
         assert!(!found.is_null(), "{name:?}: {}", dl_error());
@@ -300,11 +313,14 @@ impl FakeCuda {
         assert_eq!(unsafe { configure(name.as_ptr(), value.as_ptr()) }, 0);
     }
 
-    /// A device that no other test of this process gets: faults, memory and work are a device's own.
+    /// A device that no other test of this process gets (a real driver's first one for all): faults, memory and work are a device's own.
     ///
     /// # Panics
     /// When all are taken.
     pub(crate) fn take_device(&self) -> usize {
+        if self.is_real() {
+            return 0;
+        }
         let device = self.next_device.fetch_add(1, Ordering::Relaxed);
         assert!(device < N_DEVICES, "more tests than emulated devices");
         device

@@ -27,7 +27,7 @@ step() { # name, seconds, command..: a log of its own, and the verdict
 }
 skip() {
   echo "NOT RUN  $1: $2"
-  not_run+=("$1")
+  not_run+=("$1;")
 }
 
 if command -v nvidia-smi >/dev/null; then
@@ -53,7 +53,13 @@ elif ! python3 -c 'import torch' 2>/dev/null; then
 else
   step torch 90 python3 tests/scripts/gpu_check_torch.py
 fi
-skip "engine: the backend's tests on the real driver, tokens per second" "the backend is not in this script yet"
+tests=${GPU_CHECK_TESTS:-}
+if [ -z "$tests" ]; then
+  skip "the backend's tests on the real driver" "GPU_CHECK_TESTS names no built test binary (cargo test --no-run --test cuda)"
+else
+  step backend-tests 150 env FAKE_CUDA_FLAVOUR=real "$tests" --test-threads 1
+fi
+skip "tokens per second of the engine" "nothing makes the large random models yet"
 echo
 echo "| kernel               | shape                  | us         | GB/s     | of copy | TFLOP/s  |"
 echo "| -------------------- | ---------------------- | ---------- | -------- | ------- | -------- |"
