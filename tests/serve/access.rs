@@ -157,6 +157,27 @@ fn bodies_are_shown_when_asked_for_and_cut() {
 }
 
 #[test]
+fn what_no_worker_sees_leaves_a_line_too() {
+    let log = log_of(&["--log-format", "json"], |client| {
+        let head = "POST /v1/completions?secret HTTP/1.1\r\nHost: h\r\n";
+        client.send_raw(&format!("{head}Content-Length: 99999999999\r\n\r\n"));
+        let answer = client.read_answer();
+        assert_eq!(answer.status, 413);
+        assert!(answer.header("x-request-id").is_some());
+    });
+    let lines = lines(&log);
+    let [line] = lines.as_slice() else {
+        panic!("{log}");
+    };
+    assert_eq!(
+        (&line["status"], &line["reason"], &line["state"]),
+        (&json!(413), &json!("request_too_large"), &json!("refused"))
+    );
+    assert_eq!(line["path"], "/v1/completions");
+    assert!(!log.contains("secret"), "{log}");
+}
+
+#[test]
 fn text_lines_carry_the_same_fields() {
     let log = log_of(&[], |client| {
         client.send("POST", "/v1/completions", &[], &question(""));

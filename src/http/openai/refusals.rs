@@ -114,6 +114,39 @@ const REFUSALS: &[Refusal] = &[
         "quadratic sampling is not built",
     ),
     ("penalty_alpha", is_off, "contrastive search is not built"),
+    ("image_data", is_empty, "models here take text only"),
+    (
+        "grammar_lazy",
+        is_off,
+        "a grammar holds from the first token",
+    ),
+    (
+        "grammar_triggers",
+        is_empty,
+        "a grammar holds from the first token",
+    ),
+    (
+        "return_tokens_as_token_ids",
+        is_off,
+        "token ids are not returned",
+    ),
+    (
+        "thinking_token_budget",
+        is_negative,
+        "thoughts are not cut; use 'reasoning_effort', or 'enable_thinking' to have none",
+    ),
+    (
+        "stream_reasoning",
+        is_true,
+        "thoughts are told as they come",
+    ),
+    ("return_hidden_states", is_off, "use /v1/embeddings"),
+    ("num_beams", is_one, "beam search is not built"),
+    (
+        "do_sample",
+        is_true,
+        "use 'temperature' 0 for the likeliest tokens",
+    ),
     ("epsilon_cutoff", is_off, "use 'min_p'"),
     ("eta_cutoff", is_off, "use 'min_p'"),
 ];
@@ -122,6 +155,12 @@ const REFUSALS: &[Refusal] = &[
 const REFUSALS_OF_CHAT: &[Refusal] = &[
     ("suffix", is_empty, "a chat has no text behind the answer"),
     ("best_of", is_one, "use 'n', or /v1/completions"),
+    ("thinking", is_empty, "use 'enable_thinking'"),
+    (
+        "reasoning",
+        is_empty,
+        "use 'reasoning_effort' or 'enable_thinking'",
+    ),
 ];
 
 /// What another server is asked as it stands, where it runs the model.
@@ -229,6 +268,17 @@ mod tests {
             ("penalty_alpha", json!(0.6), json!(0)),
             ("epsilon_cutoff", json!(3), json!(0)),
             ("eta_cutoff", json!(3), json!(0)),
+            ("image_data", json!([{"id": 1}]), json!([])),
+            ("grammar_lazy", json!(true), json!(false)),
+            ("grammar_triggers", json!([{"type": 1}]), json!([])),
+            ("return_tokens_as_token_ids", json!(true), json!(false)),
+            ("thinking_token_budget", json!(100), json!(-1)),
+            ("stream_reasoning", json!(false), json!(true)),
+            ("return_hidden_states", json!(true), json!(false)),
+            ("num_beams", json!(4), json!(1)),
+            ("do_sample", json!(false), json!(true)),
+            ("thinking", json!({"type": "disabled"}), json!({})),
+            ("reasoning", json!({"effort": "low"}), json!({})),
             ("best_of", json!(2), json!(1)),
             ("suffix", json!("x"), json!("")),
             ("use_beam_search", json!(true), json!(false)),
@@ -247,7 +297,7 @@ mod tests {
             assert_eq!(chat(&harmful), [refused.clone(), refused.clone()], "{name}");
             assert_eq!(chat(&harmless), [Ok(()), Ok(())], "{name}");
             assert_eq!(chat(&Value::Null), [Ok(()), Ok(())], "{name}");
-            if !matches!(name, "best_of" | "suffix") {
+            if !REFUSALS_OF_CHAT.iter().any(|row| row.0 == name) {
                 let body = json!({"prompt": "a", name: harmful});
                 let body = body.as_object().expect("an object");
                 let found = CompletionRequest::parse(body, Some(32)).map(|_| ());
