@@ -241,7 +241,7 @@ impl Runner<'_> {
         )
     }
 
-    /// [norm](states in slots) as the input of products; of the pass or of the list.
+    /// `[norm](states in slots)` as the input of products; of the pass or of the list.
     fn read_slots(&self, from: Ptr, norm: Ptr, epsilon: f32, readers: &[MatrixId]) -> Launched {
         let x = self.activations(readers);
         self.norm_slots(from, norm, epsilon, Ptr::NULL, x, 0)
@@ -495,13 +495,13 @@ impl Runner<'_> {
         self.add_product(&op.down, op.post_norm, op.epsilon)
     }
 
-    /// The states of the list, normed where there is a norm, to `to` [entry][d_model].
+    /// The states of the list, normed where there is a norm, to `to`, `[entry][d_model]`.
     pub(super) fn states(&self, norm: Option<VectorId>, epsilon: f32, to: Ptr) -> Launched {
         let (from, norm) = (self.state.hidden.ptr, self.weights.vector(norm));
         self.norm_slots(from, norm, epsilon, to, Activations::default(), 0)
     }
 
-    /// The logits of the list's slots in `from` (hidden or kept states) to `to` [entry][vocab_size].
+    /// The logits of the list's slots in `from` (hidden or kept states) to `to`, `[entry][vocab_size]`.
     pub(super) fn logits(
         &self,
         from: Ptr,
