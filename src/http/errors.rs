@@ -240,7 +240,10 @@ impl ApiError {
             allow: None,
             retry_after_s: None,
             rejected: code.rejection(),
-            is_hopeless: code == ErrorCode::ContextLengthExceeded,
+            is_hopeless: matches!(
+                code,
+                ErrorCode::ContextLengthExceeded | ErrorCode::NotImplemented
+            ),
             numbers: Vec::new(),
             status_override: None,
         }

@@ -486,6 +486,8 @@ fn compacting_is_refused_by_name_and_cut_calls_are_left_out_of_what_follows() {
         (answer.status, &error["code"]),
         (501, &json!("not_implemented"))
     );
+    // The official clients would try it three times.
+    assert_eq!(answer.header("x-should-retry"), Some("false"));
     assert!(
         error["message"]
             .as_str()

@@ -66,13 +66,7 @@ fn answer(api: &mut Api) {
             "id": string("of the call"), "name": string("which tool"), "input": json!({"type": "object"}),
         }),
     );
-    let reasons = [
-        "end_turn",
-        "max_tokens",
-        "stop_sequence",
-        "tool_use",
-        "cancelled",
-    ];
+    let reasons = ["end_turn", "max_tokens", "stop_sequence", "tool_use"];
     let end = json!({
         "stop_reason": nullable(one_of(&reasons)), "stop_sequence": nullable(string("which")),
     });
